@@ -139,6 +139,12 @@ class Verdict:
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
     steps: tuple[tuple[int, float], ...] = ()  # process rewards: (characters up to a step's end, its reward)
     parts: tuple[tuple[str, float], ...] = ()  # label and value of each of several rewards that apply
+    share: float | None = None  # of the task that is solved, in [0, 1], if that is graded: tests passed, a score
+
+    @property
+    def success(self) -> float:
+        """How much of the task is solved, in [0, 1]; without a grade 1 if the response is correct, else 0."""
+        return float(self.correct) if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,14 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Imitated:
+    """An earlier own success from the root, which an update imitates."""
+
+    scored: Scored  # its log-probabilities are those of the policy before the update
+    weight: float  # of each of its tokens, in (0, 1]: less the older it is
+
+
+@dataclass(frozen=True, slots=True)
 class CutTrajectory:
     """A trajectory cut into states: i is the problem and response_ids[:lengths[i]], 0 < lengths[i] < R, increasing."""
 
@@ -189,6 +203,19 @@ class CutTrajectory:
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
     truncated: bool = False  # the response lacks its end
     lucky: bool = False  # a success that contains something wrong, which is not to be imitated
+    share: float | None = None  # `Verdict.share`
+    decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
+
+    @property
+    def success(self) -> float:
+        """`Verdict.success`."""
+        return float(self.provenance != Provenance.OWN_FAILED) if self.share is None else self.share
+
+    @property
+    def left(self) -> FloatArray:
+        """[S] share of the response's decisions that are still to come at each state."""
+        decided = self.lengths / len(self.response_ids) if self.decided is None else self.decided
+        return (1.0 - decided).astype(np.float32)
 
     @property
     def from_root(self) -> bool:
@@ -202,7 +229,7 @@ class Outcome:
 
     state_key: StateKey
     problem_id: str
-    correct: bool
+    success: float  # `Verdict.success`
     version: int  # weight version that generated the continuation
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import DivergenceError, WeightError
-from core.records import Boundaries, FloatArray, IntArray, Judged, Scored
+from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
 from learner.calibration import every_token
@@ -129,7 +129,7 @@ class LearnerGroup:
         scored: Sequence[Scored],
         boundaries: Boundaries = every_token,
         unsolved: float = 1.0,
-        imitated: Sequence[Judged] = (),
+        imitated: Sequence[Imitated] = (),
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
@@ -152,7 +152,8 @@ class LearnerGroup:
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
         imitated = imitated if warm else ()
         batch = with_imitated(batch, imitated) if imitated else batch
-        own, earlier = ([item.trajectory.start for item in items] for items in (scored, imitated))
+        own = [item.trajectory.start for item in scored]
+        earlier = [item.scored.trajectory.start for item in imitated]
         train_policy = policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
         taken: list[TakenStep] = []
         has_critic = config.value_model != "none"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from learner.losses import kl, value_loss
+from learner.losses import kl, ratio, value_loss
 from learner.methods import find_policy_loss
 from learner.packing.batch import TokenTargets
 from learner.policy_losses import PolicyTokens
@@ -32,7 +32,11 @@ def policy_objective(
     logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], config: AlgorithmConfig, kl_coefficient: float
 ) -> tuple[Tensor, PolicySums]:
     """Loss (scalar) and statistics of the policy: surrogate x importance - c_ent entropy + c_kl KL x importance - c_pos
-    log pi of the responses of `TargetBatch.positive` (VAPO, 2504.05118, section 4.3; mean over their tokens)."""
+    min(pi / pi_prox, 1 + clip_high) over the responses of `TargetBatch.positive`.
+
+    The last term has the gradient of a language-model loss on them (VAPO, 2504.05118, section 4.3) until the policy has
+    moved by as much as PPO's clip allows for an advantage of 1.
+    """
     w, bounds = targets.weights, (config.clip_low, config.clip_high, config.dual_clip)
     sequence = torch.unique(targets.sequence, return_inverse=True)[1]
     tokens = PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, *bounds)
@@ -45,7 +49,8 @@ def policy_objective(
         divergence = kl(logprobs, targets.reference, config.chosen_kl)
         loss = loss + kl_coefficient * (w * targets.importance * divergence).sum()
     if config.positive_coefficient > 0:
-        loss = loss - config.positive_coefficient * (targets.positive * logprobs).sum()
+        raised = ratio(logprobs, targets.proximal).clamp(max=1.0 + config.clip_high)
+        loss = loss - config.positive_coefficient * (targets.positive * raised).sum()
     with torch.no_grad():
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
+from core.records import Boundaries, Flags, FloatArray, Imitated, IntArray, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import every_token
 from learner.estimators import Episodes, Estimator
@@ -31,7 +31,10 @@ class TargetBatch:
     offsets: IndexArray  # [n + 1]
     mask: Flags  # [n] whether the trajectory takes part in the loss
     counted: Flags  # [n] whether it counts in the mean of the surrogate: not if its group's rewards are all equal
-    positive: Flags  # [n] whether the language-model loss takes the response: imitated, or correct where rewards differ
+    positive: (
+        FloatArray  # [n] weight in the language-model loss: 1 if correct where rewards differ, that of an imitated
+    )
+    # response, else 0
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
@@ -70,30 +73,36 @@ class TargetBatch:
             flat[index] = weights[inside].numpy()
             return flat
 
+        per_token = _flat_weights(self.mask | (self.positive > 0), "token-mean")
         return replace(
             self.targets,
             weights=_flat_weights(self.mask, "token-mean" if how == "constant" else how),
             policy_weights=_flat_weights(self.mask & self.counted, how),
-            positive=_flat_weights(self.positive, "token-mean"),
+            positive=per_token * np.repeat(self.positive, np.diff(self.offsets)),
         )
 
 
-def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch:
+def with_imitated(batch: TargetBatch, imitated: Sequence[Imitated]) -> TargetBatch:
     """The batch and, behind it, responses that the language-model loss alone takes."""
-    rows = [row_of(judged.trajectory) for judged in imitated]
+    scored = [item.scored for item in imitated]
+    rows = [row_of(one.trajectory) for one in scored]
     counts = np.array([row.scored for row in rows], np.int64)
     zeros = np.zeros(int(counts.sum()), np.float32)
     targets = batch.targets.map(lambda column: np.concatenate([column, zeros]))
     numbers = np.repeat(np.arange(len(rows)) + len(batch.rows), counts).astype(np.float32)
-    no, yes = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    no, proximal = np.zeros(len(rows), np.bool_), _flat(scored, lambda one: one.proximal).numpy()
     return replace(
         batch,
         rows=[*batch.rows, *rows],
         offsets=np.concatenate([batch.offsets, batch.offsets[-1] + np.cumsum(counts)]),
         mask=np.concatenate([batch.mask, no]),
         counted=np.concatenate([batch.counted, no]),
-        positive=np.concatenate([batch.positive, yes]),
-        targets=replace(targets, sequence=np.concatenate([batch.targets.sequence, numbers])),
+        positive=np.concatenate([batch.positive, np.array([item.weight for item in imitated], np.float32)]),
+        targets=replace(
+            targets,
+            proximal=np.concatenate([batch.targets.proximal, proximal]),
+            sequence=np.concatenate([batch.targets.sequence, numbers]),
+        ),
     )
 
 
@@ -162,7 +171,7 @@ def compute_targets(
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
         counted=varied if estimator.needs_groups else np.ones_like(varied),
-        positive=mask & varied & np.array([s.judged.verdict.correct for s in scored]),
+        positive=(mask & varied & np.array([s.judged.verdict.correct for s in scored])).astype(np.float32),
         targets=targets,
         stats=batch_stats(scored, targets, behaviour.numpy(), bounded.numpy(), fresh, boundaries),
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import CutTrajectory, Outcome
 from replay.keys import Reals
 from replay.rankings.base import SuccessModel
 from replay.records import Drawn
@@ -16,6 +16,7 @@ from replay.success import Feature, fit, strength
 
 NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts
 REMEMBERED = 8192  # drawn states whose features are kept until their outcomes arrive: more than are ever in flight
+SAME_SQUARES = 4.0  # outcomes that count as either success or failure before there are any
 LEAST_SPREAD = 1e-6  # deviation of values that counts as none: an untrained critic gives one number for all states
 
 
@@ -32,10 +33,14 @@ class Evidence:
 
     # one row per drawn state with outcomes, and one per call for all roots
     features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
-    wins: Reals = field(default_factory=lambda: np.zeros(0))  # [N]
-    losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N]
-    expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
-    differing: float = 0.0  # pairs that differ
+    wins: Reals = field(default_factory=lambda: np.zeros(0))  # [N] sums of successes
+    losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N] sums of 1 - success
+    success: float = 0.0  # sum over all outcomes, of roots too
+    squares: float = 0.0  # the same of success^2
+    # Summed over the pairs of continuations of one state: (difference of their successes)^2, which is 1 where one of
+    # them succeeds and one fails, and what it would be if states of equal chance were alike.
+    differing: float = 0.0
+    expected: float = 0.0
     value_count: float = 0.0  # of the critic's values
     value_sum: float = 0.0
     value_squares: float = 0.0
@@ -45,8 +50,9 @@ class Evidence:
     unsolved_before: float = 0.0  # of these, without a success
     fresh: int = 0  # the same since then
     unsolved: int = 0
-    root_wins: int = 0  # of rollouts from roots since then
-    root_losses: int = 0
+    root_tried: int = 0  # rollouts from roots since then
+    root_success: float = 0.0  # the sum of their successes
+    root_squares: float = 0.0
     drawn: dict[int, Known] = field(default_factory=dict)  # by the keys of drawn states
 
     @property
@@ -57,12 +63,12 @@ class Evidence:
     def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
         roots = [t for t in trajectories if t.from_root]
-        won = [t.problem_id for t in roots if t.provenance == Provenance.OWN_SUCCESSFUL]
-        self.root_wins += len(won)
-        self.root_losses += len(roots) - len(won)
-        problems = {t.problem_id for t in roots}
+        self.root_tried += len(roots)
+        self.root_success += sum(t.success for t in roots)
+        self.root_squares += sum(t.success**2 for t in roots)
+        problems, won = {t.problem_id for t in roots}, {t.problem_id for t in roots if t.success == 1.0}
         self.fresh += len(problems)
-        self.unsolved += len(problems) - len(set(won))
+        self.unsolved += len(problems - won)
         values = np.concatenate([np.zeros(0), *(t.values for t in trajectories)])
         self.value_count += len(values)
         self.value_sum += float(values.sum())
@@ -84,28 +90,43 @@ class Evidence:
         self.value_count *= decay
         self.value_sum *= decay
         self.value_squares *= decay
-        counts: dict[int, list[int]] = {}
+        found: dict[int, list[float]] = {}
         for outcome in outcomes:
             if outcome.state_key in self.drawn:
-                counts.setdefault(outcome.state_key, [0, 0])[not outcome.correct] += 1
-        wins, losses = np.array(list(counts.values()), np.float64).reshape(-1, 2).T
-        self.join([self.drawn[key] for key in counts], wins, losses, decay)
-        self.join_roots(self.root_wins, self.root_losses)
-        self.fresh = self.unsolved = self.root_wins = self.root_losses = 0
+                found.setdefault(outcome.state_key, []).append(outcome.success)
+        self.join([self.drawn[key] for key in found], list(found.values()), decay)
+        self.join_roots()
+        self.fresh = self.unsolved = 0
 
-    def join(self, known: Sequence[Known], wins: Reals, losses: Reals, decay: float) -> None:
-        """Decay the rows, and append new ones: states [M] with what was known of them, and their outcomes [M]."""
-        chances, pairs = np.array([state.chance for state in known]), (wins + losses) * (wins + losses - 1.0) / 2.0
-        self.expected = decay * self.expected + float((2.0 * chances * (1.0 - chances) * pairs).sum())
-        self.differing = decay * self.differing + float((wins * losses).sum())
+    def join(self, known: Sequence[Known], successes: Sequence[Sequence[float]], decay: float) -> None:
+        """Decay the rows, and append new ones: states [M] with what was known of them, and their outcomes [M][n]."""
+        share, self.success, self.squares = self.square_share, decay * self.success, decay * self.squares
+        self.differing, self.expected = decay * self.differing, decay * self.expected
+        for state, outcomes in zip(known, successes, strict=True):
+            total, squares, count = sum(outcomes), sum(one * one for one in outcomes), len(outcomes)
+            self.success += total
+            self.squares += squares
+            self.differing += count * squares - total**2
+            self.expected += count * (count - 1) * max(share * state.chance - state.chance**2, 0.0)
+        wins = np.array([sum(outcomes) for outcomes in successes], np.float64)
+        tried = np.array([len(outcomes) for outcomes in successes], np.float64)
         self.wins, self.losses = decay * self.wins, decay * self.losses
-        self._append([state.features for state in known], wins, losses)
+        self._append([state.features for state in known], wins, tried - wins)
 
-    def join_roots(self, wins: int, losses: int) -> None:
-        """Append rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
-        if wins + losses:
-            root = {Feature.ONE: 1.0, Feature.LEFT: 1.0}
-            self._append([[root.get(feature, 0.0) for feature in Feature]], np.array([wins]), np.array([losses]))
+    def join_roots(self) -> None:
+        """Append the rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
+        if self.root_tried:
+            root, wins = {Feature.ONE: 1.0, Feature.LEFT: 1.0}, self.root_success
+            row = [root.get(feature, 0.0) for feature in Feature]
+            self._append([row], np.array([wins]), np.array([self.root_tried - wins]))
+        self.success += self.root_success
+        self.squares += self.root_squares
+        self.root_tried, self.root_success, self.root_squares = 0, 0.0, 0.0
+
+    @property
+    def square_share(self) -> float:
+        """`SuccessModel.squares`."""
+        return (self.squares + SAME_SQUARES) / (self.success + SAME_SQUARES)
 
     def _append(self, features: list[list[float]], wins: Reals, losses: Reals) -> None:
         rows = np.array(features).reshape(-1, len(Feature))
@@ -124,8 +145,8 @@ class Evidence:
         """The most probable success model; without `of_success` only the scale of values in it is new."""
         if not of_success:
             return SuccessModel(centre=self.centre, spread=self.spread)
-        weights = fit(self.features, self.wins, self.losses)
-        return SuccessModel(weights, strength(self.expected, self.differing), self.centre, self.spread)
+        weights, alike = fit(self.features, self.wins, self.losses), strength(self.expected, self.differing)
+        return SuccessModel(weights, alike, self.centre, self.spread, self.square_share)
 
     def to_json(self) -> dict[str, Any]:
         """The evidence, for the manifest of a checkpoint."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Flags, IntArray, Provenance
+from core.records import Flags, FloatArray, IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.rankings.base import StateColumns, SuccessModel, in_words
@@ -72,7 +72,7 @@ class Shard:
         problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
         provenance, parent = writes.column(write, "provenance"), writes.column(write, "parent")
         self._age(problems, version)
-        self._count_roots(problems, parent, provenance)
+        self._count_roots(problems, parent, provenance, writes.column(write, "success"))
         new = self._merge(write, problems, self._store_trajectories(write))
         touched = np.unique(problems)
         self._rank(touched)
@@ -88,16 +88,16 @@ class Shard:
 
     def _record(self, write: pa.RecordBatch) -> None:
         """Count outcomes of replayed states. Outcomes of states that have been evicted since count as lost."""
-        problems, correct = self.number(write.column("problem").to_pylist()), writes.column(write, "correct")
+        problems, success = self.number(write.column("problem").to_pylist()), writes.column(write, "success")
+        correct = success == 1.0
         self._age(problems, writes.column(write, "version"))
         rows = self._find(problems, writes.column(write, "key"))
         known = rows >= 0
         self.counters.lost_outcomes += int(np.count_nonzero(~known))
         self.counters.outcomes += len(rows)
         self.counters.solved += int(np.count_nonzero(correct))
-        for name, counted in (("wins", known & correct), ("losses", known & ~correct)):
-            at, counts = np.unique(rows[counted], return_counts=True)
-            self.states[name][at] += counts.astype(np.float32)
+        for name, amount in (("wins", success), ("losses", 1.0 - success), ("squares", success**2)):
+            np.add.at(self.states[name], rows[known], amount[known])
         for name, counted in (("tried", known), ("solved", known & correct)):
             at, counts = np.unique(rows[counted], return_counts=True)
             self.states[name][at] = np.minimum(self.states[name][at] + counts, np.iinfo(np.uint16).max)
@@ -250,9 +250,12 @@ class Shard:
         rows = self._rows_of(np.flatnonzero(late))
         for name in ("wins", "losses"):
             self.problems[name] *= factor
+        for name in ("wins", "losses", "squares"):
             self.states[name][rows] *= factor[self.states["problem"][rows]]
 
-    def _count_roots(self, problems: Rows, parent: Keys, provenance: npt.NDArray[np.uint8]) -> None:
+    def _count_roots(
+        self, problems: Rows, parent: Keys, provenance: npt.NDArray[np.uint8], success: FloatArray
+    ) -> None:
         """Count rollouts from the root: own trajectories without a parent."""
         root = (parent == 0) & (provenance != Provenance.CANONICAL)
         solved = root & (provenance == Provenance.OWN_SUCCESSFUL)
@@ -260,8 +263,8 @@ class Shard:
         solved_each = np.bincount(problems[solved], minlength=len(self.problems))
         self.problems["tried"] += tried_each.astype(np.int32)
         self.problems["solved"] += solved_each.astype(np.int32)
-        self.problems["wins"] += solved_each.astype(np.float32)
-        self.problems["losses"] += (tried_each - solved_each).astype(np.float32)
+        np.add.at(self.problems["wins"], problems[root], success[root])
+        np.add.at(self.problems["losses"], problems[root], 1.0 - success[root])
         self.counters.root_outcomes += int(root.sum())
         self.counters.root_solved += int(solved.sum())
 
@@ -286,6 +289,7 @@ class Shard:
             "key": keys,
             "problem": problems[owner],
             "length": lengths,
+            "left": writes.ragged_column(write, "left")[0],
             "value": writes.ragged_column(write, "values")[0],
             "version": writes.column(write, "version")[owner],
             "trajectory": first + owner,
@@ -298,7 +302,8 @@ class Shard:
         newest[group[order]] = order  # the last assignment wins: the newest version, of ties the last
         order = np.argsort(~column["provenance"], kind="stable")[::-1]
         proven[group[order]] = order  # the highest provenance, of ties the first
-        sources = (("value", newest), ("version", newest), ("trajectory", proven), ("provenance", proven))
+        of_newest, of_proven = ("value", "version"), ("trajectory", "left", "provenance")
+        sources = [*((name, newest) for name in of_newest), *((name, proven) for name in of_proven)]
         known = leader < len(old)
         for name, source in sources:
             self.states[name][old[leader[known]]] = column[name][source[known]]
@@ -332,13 +337,16 @@ class Shard:
             chain=chain.astype(np.int64),
             length=states["length"][rows].astype(np.int64),
             total=self.trajectories["size"][chain].astype(np.int64),
+            left=states["left"][rows],
             value=states["value"][rows],
             provenance=states["provenance"][rows],
             wins=states["wins"][rows],
             losses=states["losses"][rows],
+            squares=states["squares"][rows],
             tried=states["tried"][rows].astype(np.int64),
             root_wins=self.problems["wins"][problem],
             root_losses=self.problems["losses"][problem],
+            root_solved=self.problems["solved"][problem].astype(np.int64),
             model=self.model,
         )
 

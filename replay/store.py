@@ -20,11 +20,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
-from core.records import CutTrajectory, FloatArray, IntArray, Outcome, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
-from replay.imitation import Successes
+from replay.imitation import Success, Successes
 from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
@@ -108,9 +108,9 @@ class ReplayStore:
             self._evidence.remember(drawn)
         return drawn.states()
 
-    def successes(self, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most `replay.imitated` own successes of unsolved problems."""
-        return self._successes.draw(self._imitated, seed)
+    def successes(self, seed: int, version: int) -> list[Success]:
+        """At most `replay.imitated` own successes of unsolved problems. They fade with the learner's `version`."""
+        return self._successes.draw(self._imitated, seed, version)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
         """The n states of highest priority with a value older than weight version `older_than`, for `revalue`."""

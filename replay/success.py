@@ -5,7 +5,7 @@ logistic regression on all outcomes, of replayed states and of the root. The sto
 Invariants: a fit depends only on its evidence (`replay/evidence.py`), so the number of shards changes nothing. Chances
 of a problem's states depend only on its columns and the model.
 
-A state with the share x of its trajectory still to come (1 at the root) has
+A state with the share x of its trajectory's decisions still to come (1 at the root) has
 
     log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + d
 
@@ -73,7 +73,7 @@ def strength(expected: float, differing: float) -> float:
 
 def features_of(columns: StateColumns) -> Reals:
     """[S, F] the features of the states."""
-    left = 1.0 - columns.length / columns.total
+    left = columns.left.astype(np.float64)
     value = (columns.value.astype(np.float64) - columns.model.centre) / columns.model.spread
     total = np.bincount(columns.problem, value)
     mean = (total / np.maximum(np.bincount(columns.problem), 1))[columns.problem]

@@ -16,12 +16,14 @@ STATE: Schema = {
     "problem": np.int32,
     "trajectory": np.int32,
     "length": np.int32,  # tokens of the prefix
+    "left": np.float32,  # share of the decisions of its trajectory that are still to come
     "value": np.float32,
     "version": np.int32,  # weight version that computed the value
     "priority": np.float32,  # for drawing; -inf: never drawn
     "retention": np.float32,  # for eviction: the lowest goes first
-    "wins": np.float32,  # decayed number of correct continuations
-    "losses": np.float32,
+    "wins": np.float32,  # decayed sum of the successes of its continuations, each in [0, 1]
+    "losses": np.float32,  # the same of 1 - success
+    "squares": np.float32,  # the same of success^2
     "tried": np.uint16,  # continuations so far (saturates)
     "solved": np.uint16,
     "provenance": np.uint8,
@@ -34,7 +36,7 @@ TRAJECTORY: Schema = {
 }
 PROBLEM: Schema = {
     "hash": np.uint64,
-    "wins": np.float32,  # decayed outcomes of rollouts from the root
+    "wins": np.float32,  # the same of rollouts from the root
     "losses": np.float32,
     "version": np.int32,  # weight version up to which the outcomes of the problem and its states are decayed
     "tried": np.int32,  # rollouts from the root so far

@@ -19,7 +19,7 @@ KIND = b"kind"
 ADD, RECORD, REVALUE, EVICT = "add", "record", "revalue", "evict"
 
 _OUTCOMES = pa.schema(
-    [("problem", pa.string()), ("key", pa.uint64()), ("correct", pa.bool_()), ("version", pa.int32())]
+    [("problem", pa.string()), ("key", pa.uint64()), ("success", pa.float32()), ("version", pa.int32())]
 )
 _VALUES = pa.schema([("problem", pa.string()), ("key", pa.uint64()), ("value", pa.float32()), ("version", pa.int32())])
 _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
@@ -35,6 +35,7 @@ def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) ->
     counts = np.array([len(t.lengths) for t in trajectories], np.int64)
     lengths = _joined([t.lengths for t in trajectories], np.int32)
     values = _joined([t.values for t in trajectories], np.float32)
+    left = _joined([t.left for t in trajectories], np.float32)
     sizes = np.array([len(t.response_ids) for t in trajectories], np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
@@ -55,8 +56,10 @@ def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) ->
         "tokens": pa.LargeListArray.from_arrays(ends, pa.array(tokens.astype(token_type(vocabulary)))),
         "lengths": pa.LargeListArray.from_arrays(states, pa.array(lengths)),
         "values": pa.LargeListArray.from_arrays(states, pa.array(values)),
+        "left": pa.LargeListArray.from_arrays(states, pa.array(left)),
         "provenance": pa.array([int(t.provenance) for t in trajectories], pa.uint8()),
         "reward": pa.array([t.reward for t in trajectories], pa.float32()),
+        "success": pa.array([t.success for t in trajectories], pa.float32()),
         "version": pa.array([t.version for t in trajectories], pa.int32()),
         "parent": pa.array([t.parent or 0 for t in trajectories], pa.uint64()),
     }
@@ -68,7 +71,7 @@ def pack_outcomes(outcomes: Sequence[Outcome], model: SuccessModel) -> bytes:
     columns = {
         "problem": [o.problem_id for o in outcomes],
         "key": [o.state_key for o in outcomes],
-        "correct": [o.correct for o in outcomes],
+        "success": [float(o.success) for o in outcomes],
         "version": [o.version for o in outcomes],
     }
     return _stream(pa.RecordBatch.from_pydict(columns, _OUTCOMES), RECORD, model=to_text(model))

@@ -2,9 +2,9 @@
 
 `judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
 With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` (`rewards/cases.py`) or `cannot
-start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, steps]`
-out. A reward that asks for more gets `Case.ask` as the reference; one that judges several responses in a call answers
-when all are judged. What the verifier prints goes to the error stream.
+start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, share,
+steps]` out. A reward that asks for more gets `Case.ask` as the reference; one that judges several responses in a call
+answers when all are judged. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that
@@ -97,7 +97,7 @@ def judge_one(verify: Callable[[str, str], object], reference: str, response: st
         if result is NOT_APPLIED:
             return NOT_APPLIED
         if isinstance(result, bool | int | float):
-            result = Verdict(float(result), result > 0)
+            result = Verdict(float(result), result > 0, share=float(result) if 0.0 < result < 1.0 else None)
         if not isinstance(result, Verdict):
             return _failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
         steps = tuple((int(end), float(reward)) for end, reward in result.steps)
@@ -106,7 +106,10 @@ def judge_one(verify: Callable[[str, str], object], reference: str, response: st
             return _failed(f"judge returned a reward of {result.reward}" + (f" and steps of {steps}" if steps else ""))
         # the fields of a user's Verdict may be anything, and may raise when they are read
         detail = printable(str(result.detail))
-        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed), steps)
+        share = None if result.share is None else float(result.share)
+        if share is not None and not 0.0 <= share <= 1.0:
+            return _failed(f"judge returned a share of {share}, which is not between 0 and 1")
+        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed), steps, (), share)
     except (Exception, SystemExit) as error:
         place = _place(error)
         return _failed(f"judge raised {said(error)}"[: MOST_DETAIL - len(place)] + place)
@@ -154,7 +157,14 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, limit * len(part))  # processor time of this process, all threads
             signal.setitimer(signal.ITIMER_REAL, seconds_of(len(part), limit, patience) + GRACE)
             for verdict in judge_items(reward, part, failed_reward, patience):
-                told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
+                told = [
+                    verdict.reward,
+                    verdict.correct,
+                    verdict.detail,
+                    verdict.judge_failed,
+                    verdict.share,
+                    verdict.steps,
+                ]
                 sink.write(json.dumps(told) + "\n")
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

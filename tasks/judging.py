@@ -163,8 +163,9 @@ class JudgePool:
                 for _ in part:
                     self._check_open()
                     told = json.loads(worker.line(time.monotonic() + seconds))
-                    reward, correct, detail, failed, steps = told
-                    done.append(Verdict(reward, correct, detail, failed, tuple((end, paid) for end, paid in steps)))
+                    reward, correct, detail, failed, share, steps = told
+                    paid = tuple((end, of_step) for end, of_step in steps)
+                    done.append(Verdict(reward, correct, detail, failed, paid, share=share))
                 continue
             except TimeoutError:
                 pass

@@ -84,7 +84,7 @@ def _of_errors(parts: Components, result: IterationResult) -> dict[str, Any]:
     return {
         "erroneous_share": erroneous_share(replayed, is_wrong),
         "erroneous_states": erroneous_states(judged, parts.boundaries, is_wrong),
-        "erroneous_imitated": erroneous_share(map(_response, result.imitated), is_wrong),
+        "erroneous_imitated": erroneous_share((_response(item.scored.judged) for item in result.imitated), is_wrong),
         "lucky_share": erroneous_share((_response(item) for item in judged if item.verdict.correct), is_wrong),
     }
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from core.records import Judged, Provenance, Scored
+from core.records import Imitated, Provenance, Scored
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Batch, Components, IterationSettings, ValueRefresh
@@ -32,9 +32,9 @@ class Memory:
         with self.clock.phase("replay"):
             self._refresh = begun_refresh(self.parts, self.settings)
 
-    def remember(self, batch: Batch, scored: Sequence[Scored], number: int) -> list[Judged]:
+    def remember(self, batch: Batch, scored: Sequence[Scored], number: int) -> list[Imitated]:
         """Store the new values, the outcomes of the batch and the states in it. Returns the earlier own successes that
-        the update of iteration `number` imitates."""
+        the update of iteration `number` imitates. Raises LearnerError."""
         parts, settings = self.parts, self.settings
         with self.clock.phase("score"):
             canonical = canonical_rollouts(batch.starts, parts.by_id, parts.tool) if settings.canonical else []
@@ -44,7 +44,7 @@ class Memory:
         with self.clock.phase("replay"):
             parts.problems.record(batch.all_judged)
             parts.replay.record(outcomes(batch.all_judged))
-            successes = parts.replay.successes(derive(settings.seed, "imitated", number))
+            successes = parts.replay.successes(derive(settings.seed, "imitated", number), parts.learner.version)
             cut = partial(
                 cut_trajectories,
                 boundaries=parts.boundaries,
@@ -60,7 +60,10 @@ class Memory:
                     *cut(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
                 ]
             )
-        return imitated_rollouts(successes, parts.by_id, parts.tool)
+        with self.clock.phase("score"):
+            responses = [(each.problem_id, each.response_ids) for each in successes]
+            found = parts.learner.score(imitated_rollouts(responses, parts.by_id, parts.tool)) if responses else []
+        return [Imitated(item, each.weight) for item, each in zip(found, successes, strict=True)]
 
 
 def begun_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
-from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
+from core.records import FloatArray, Imitated, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
 from core.tools import TokenTool
 from trainer.starts import ReplaySchedule, unsolved_share
 
@@ -106,5 +106,5 @@ class IterationResult:
     scored: list[Scored]
     stats: UpdateStats
     broadcast: BroadcastReport
-    imitated: list[Judged]  # earlier own successes that the policy repeated
+    imitated: list[Imitated]  # earlier own successes that the policy repeated
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

@@ -36,6 +36,7 @@ IsWrong = Callable[[str, IntArray], bool | None]
 """Problem id, beginning of a response -> whether it is wrong already; None if that cannot be told. What is wrong stays
 wrong."""
 ReplaySchedule = Literal["constant", "annealed", "unsolved"]
+SURE = 0.02  # nats that a token counts as a decision if the policy was sure of it: -log 0.98
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated trajectory leaves: with less it can only lose."""
 
@@ -91,9 +92,9 @@ def unsolved_share(judged: Sequence[Judged]) -> float:
 
 
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
-    """Success or failure of the continuations of replayed states."""
+    """The successes of the continuations of replayed states."""
     return [
-        Outcome(start.state_key, start.problem_id, item.verdict.correct, int(item.trajectory.versions[-1]))
+        Outcome(start.state_key, start.problem_id, item.verdict.success, int(item.trajectory.versions[-1]))
         for item in judged
         if (start := item.trajectory.start).state_key is not None
     ]
@@ -157,9 +158,33 @@ def cut_trajectories(
                 parent=start.state_key,
                 truncated=item.trajectory.finish.truncated,
                 lucky=bool(wrong) and item.verdict.correct,
+                share=item.verdict.share,
+                decided=decided_share(item.trajectory)[lengths - depth],
             )
         )
     return found
+
+
+def decided_share(trajectory: Trajectory) -> FloatArray:
+    """[C] share of the response's decisions that come before each token of the continuation.
+
+    A token that the policy was sure of is no decision: it counts with its surprisal -log p, plus `SURE`. So a state
+    after which only the answer has to be copied has little left, however long that is. Tokens of which no probability
+    is known, those of a canonical solution, count alike. What a replayed prefix decided is not known: it counts as its
+    share of the tokens.
+
+    >>> start = Start("1.f0", "p", EMPTY, EMPTY, 1, 0)
+    >>> log_p = np.array([-1.98, -0.98, 0.0, 0.0], np.float32)
+    >>> tokens = np.zeros(4, np.int32)
+    >>> (100 * decided_share(Trajectory(start, 0, tokens, log_p, tokens, Finish.STOP))).round().tolist()
+    [0.0, 66.0, 99.0, 99.0]
+    """
+    decisions = trajectory.generated * (SURE - trajectory.logprobs.astype(np.float64))
+    before = np.cumsum(decisions) - decisions
+    prefix = trajectory.start.prefix_ids.size
+    known = prefix / (prefix + trajectory.tokens.size)
+    share: FloatArray = (known + (1.0 - known) * before / decisions.sum()).astype(np.float32)
+    return share
 
 
 def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -> tuple[bool | None, IntArray]:
@@ -184,14 +209,14 @@ def canonical_rollouts(
 
 
 def imitated_rollouts(
-    successes: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
+    responses: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
 ) -> list[Judged]:
     """Own earlier successes (problem id, response) as rollouts from the root. `tool`: wrote a part of them."""
-    starts = fresh_starts([problems[name] for name, _ in successes], samples=1, seed=0, iteration=0)
+    starts = fresh_starts([problems[name] for name, _ in responses], samples=1, seed=0, iteration=0)
     verdict = Verdict(1.0, True, "own success")
     return [
         _rollout(start, tokens, verdict, None if tool is None else tool.mask(tokens))
-        for start, (_, tokens) in zip(starts, successes, strict=True)
+        for start, (_, tokens) in zip(starts, responses, strict=True)
     ]
 
 

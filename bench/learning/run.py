@@ -16,7 +16,7 @@ from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from bench.learning.results import append_result
 from core.config import Config
 from core.interruption import Interruption
-from core.records import Judged, Scored
+from core.records import Imitated, Scored
 from core.run_directory import RunDirectory
 from core.startup import set_environment
 from tasks.starter import resolve_model
@@ -49,11 +49,11 @@ class Progress:
         self.first: dict[str, int | None] = {"root": None, "any": None}  # generated tokens until the first success
         self._recent: list[Row] = []
 
-    def add(self, scored: Sequence[Scored], imitated: Sequence[Judged], metrics: IterationMetrics) -> None:
+    def add(self, scored: Sequence[Scored], imitated: Sequence[Imitated], metrics: IterationMetrics) -> None:
         """Count an iteration. Trained tokens are all that the learner read: prompt, prefix and continuation."""
         self.iterations += 1
         self.generated = metrics.total_tokens
-        judged = [*(item.judged for item in scored), *imitated]
+        judged = [*(item.judged for item in scored), *(item.scored.judged for item in imitated)]
         self.trained += sum(item.trajectory.sequence_ids.size for item in judged)
         self.seconds += metrics.seconds.total
         row = {name: getattr(metrics, name) for name in MEANS}

@@ -72,8 +72,8 @@ class AlgorithmConfig(Section):
     importance_floor: UnitInterval = 0.5
     """Smallest pi_prox / pi_behaviour that is not masked."""
     positive_coefficient: NonNegative = 1.0
-    """Weight of the language-model loss (VAPO: 0.1). It takes correct responses where rewards differ, and those that
-    replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
+    """Weight of the language-model loss: a token of it counts as one with this advantage. It takes correct responses
+    where rewards differ, and those that replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
     overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = "keep"
     """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last
     overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or

@@ -59,7 +59,7 @@ class TokenTargets(Generic[A]):
     reference: A  # log pi_ref; log pi_prox without a reference policy
     weights: A  # of the mean over the global batch; 0: no loss
     policy_weights: A  # the same for the surrogate; 0 also where the group's rewards are equal
-    positive: A  # weights of the mean over what the language-model loss takes; 0 elsewhere
+    positive: A  # weight of the token in the language-model loss; 0 for what it does not take
     sequence: A  # number of the trajectory in the batch
 
     def map(self, change: Callable[[A], B]) -> "TokenTargets[B]":

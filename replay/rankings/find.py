@@ -30,15 +30,18 @@ def example_states() -> StateColumns:
         "chain": [0, 1, 1, 2, 3, 4, 4, 5],
         "length": [40, 20, 60, 50, 30, 10, 70, 80],
         "total": [100] * 8,
+        "left": [0.5, 0.9, 0.3, 0.5, 0.8, 0.95, 0.2, 0.1],
         "value": [0.1, 0.4, 0.9, 0.5, 0.2, 0.3, 0.8, 0.6],
         "provenance": [0, 1, 1, 2, 0, 1, 1, 2],
         "wins": [0, 1, 3, 0, 0, 0, 2, 0],
         "losses": [4, 3, 1, 0, 0, 0, 2, 0],
+        "squares": [0, 1, 3, 0, 0, 0, 2, 0],
         "tried": [4, 4, 4, 0, 0, 0, 4, 0],
         "root_wins": [1, 1, 1, 1, 9, 9, 9, 9],
         "root_losses": [7, 7, 7, 7, 0, 0, 0, 0],
+        "root_solved": [1, 1, 1, 1, 9, 9, 9, 9],
     }
-    reals = ("value", "wins", "losses", "root_wins", "root_losses")
+    reals = ("left", "value", "wins", "losses", "squares", "root_wins", "root_losses")
     types: dict[str, Any] = {"provenance": np.uint8} | dict.fromkeys(reals, np.float32)
     arrays: dict[str, Any] = {name: np.array(given, types.get(name, np.int64)) for name, given in columns.items()}
     return StateColumns(**arrays)

@@ -86,7 +86,7 @@ def success_curve(columns: StateColumns, found: Chains) -> Reals:
     """[K] the rising success estimate p of the states of the chains."""
     order = found.order
     wins, losses = columns.wins[order].astype(np.float64), columns.losses[order].astype(np.float64)
-    left = 1.0 - columns.length[order] / columns.total[order]
+    left = columns.left[order].astype(np.float64)
     head = order[found.first]
     way = (WAY + columns.root_wins[head] + LOST * columns.root_losses[head]) / (1.0 + columns.root_losses[head])
     hazard = (1.0 + found.sums(losses)) / (way + found.sums((wins + LOST * losses) * left))

@@ -1,8 +1,10 @@
 """The ranking `learnability`: replay what teaches most, and only problems that the root does not solve yet.
 
-p is the chance that a continuation succeeds (`replay/success.py`). A group teaches only if some succeed and some fail:
+p is the mean success of a continuation and q that of its square (`replay/success.py`). A group teaches by how much its
+rewards differ, so a state is worth their variance. It is 4 p (1 - p) where a continuation succeeds or fails, for then
+q = p:
 
-    worth    = 4 p (1 - p)
+    worth    = 4 (q - p^2)
     priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
 
 At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in
@@ -11,6 +13,10 @@ trained on many continuations of the same few chains becomes sure of wrong choic
 
     states of solved problems   root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
     hopeless states             p < 0.05
+    states that never fail      every continuation so far succeeded, or p > 0.95: only the end is left to write
+
+Where own successes are imitated (`replay.imitated`), a problem without any comes first: the priority of the others is
+lower by `LATER`. Imitation repeats what they could teach, and it has nothing to repeat for the first ones.
 
 A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) falls there and p rises before it, so the
 start moves back towards the root. A lucky success proves nothing: continuations of its chain fail, which lowers p of
@@ -26,11 +32,25 @@ Worked example: default model, a canonical chain of 100 tokens, states at 25, 50
 
 import numpy as np
 
+from core.config import ReplayConfig
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, IS_SOLVED, Ranking, Rules, StateColumns, excluded, solved
+from replay.rankings.base import (
+    CERTAIN,
+    HOPELESS,
+    IS_SOLVED,
+    NEVER_FAILS,
+    Ranking,
+    Rules,
+    StateColumns,
+    excluded,
+    solved,
+)
 from replay.rankings.chains import chains_of, kept_longest
 from replay.success import chances, features_of
+
+LEAST = 1e-3  # worth of a state whose graded continuations are all alike so far
+LATER = 10.0  # in log odds of the draw: e^-10 is less than one draw in 20,000
 
 
 class Learnability(Ranking):
@@ -41,19 +61,23 @@ class Learnability(Ranking):
     model = "success"
     one_per_problem = True
 
+    def __init__(self, config: ReplayConfig) -> None:
+        self._later = LATER if config.imitated else 0.0
+
     def why_not(self, states: StateColumns) -> Rules:
-        """States of solved problems, and hopeless ones."""
+        """States of solved problems, hopeless ones, and those that never fail."""
         return rules(states, state_chances(states))
 
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: log worth, less what the other states of the problem are worth."""
         success = state_chances(states)
-        worth = np.where(excluded(rules(states, success), len(success)), 0.0, 4.0 * success * (1.0 - success))
+        worth = np.where(excluded(rules(states, success), len(success)), 0.0, state_worth(states, success))
         whole = np.bincount(states.problem, worth)[states.problem]
         best = np.zeros(int(states.problem[-1]) + 1)
         np.maximum.at(best, states.problem, worth)
         with np.errstate(divide="ignore", invalid="ignore"):
             priority = np.log(worth) - np.log(whole) + np.log(best[states.problem])
+        priority -= self._later * (states.root_solved > 0)
         return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
@@ -69,10 +93,29 @@ class Learnability(Ranking):
 
 def rules(states: StateColumns, success: Reals) -> Rules:
     """The rules of this module, given each state's chance of success [S]."""
-    return (solved(states), IS_SOLVED), (success < HOPELESS, f"its chance of success is below {HOPELESS:.0%}")
+    never_failed = (states.tried > 0) & (states.losses == 0.0)
+    return (
+        (solved(states), IS_SOLVED),
+        (success < HOPELESS, f"its chance of success is below {HOPELESS:.0%}"),
+        (never_failed, NEVER_FAILS),
+        (success > CERTAIN, f"its chance of success is above {CERTAIN:.0%}"),
+    )
 
 
 def state_chances(states: StateColumns) -> Reals:
-    """[S] p: the chance of success of each state, its own outcomes included."""
+    """[S] p: the mean success of a continuation of each state, its own outcomes included."""
+    return _with_outcomes(states, chances(states, features_of(states)), states.wins)
+
+
+def state_worth(states: StateColumns, success: Reals) -> Reals:
+    """[S] 4 (q - p^2), given p [S], at least `LEAST`. Of the squares as much is known as of the successes."""
+    prior = states.model.squares * chances(states, features_of(states))
+    found: Reals = np.maximum(4.0 * (_with_outcomes(states, prior, states.squares) - success**2), LEAST)
+    return found
+
+
+def _with_outcomes(states: StateColumns, prior: Reals, own: FloatArray) -> Reals:
+    """[S] a mean over continuations: `prior` counts as n outcomes, next to the sum `own` of a state's outcomes."""
     n, tried = states.model.strength, (states.wins + states.losses).astype(np.float64)
-    return (n * chances(states, features_of(states)) + states.wins) / (n + tried)
+    found: Reals = (n * prior + own) / (n + tried)
+    return found

@@ -74,4 +74,5 @@ def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -
     share = sum(weight for weight, one in zip(weights, outcomes, strict=True) if one.passed) / sum(weights)
     passed = sum(one.passed for one in outcomes)
     why = f"passed {passed} of {len(outcomes)} tests; {'error in' if first[1].raised else 'failed'} {first[1].why}"
-    return Verdict(config.failed + config.fraction * share * (config.passed - config.failed), False, why)
+    reward = config.failed + config.fraction * share * (config.passed - config.failed)
+    return Verdict(reward, False, why, share=config.fraction * share)

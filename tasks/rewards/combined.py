@@ -78,6 +78,7 @@ class Rewards:
             failed is not None,
             tuple((end, part.weight * paid) for part, one in applied for end, paid in one.steps),
             tuple((part.label, one.reward) for part, one in applied) if len(self._parts) > 1 else (),
+            applied[0][1].share,
         )
 
     def close(self) -> None:

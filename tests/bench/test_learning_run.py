@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.learning.run import Progress, outcomes
-from core.records import Scored
+from core.records import Imitated, Scored
 from tests.trainer.examples import iteration
 from tests.trainer.test_starts import PROBLEM, STATE, ids, judged
 from trainer.evaluation.scores import score_responses
@@ -37,7 +37,9 @@ def test_progress_counts_tokens_first_successes_and_means() -> None:
     assert progress.first == {"root": None, "any": 100}
     earlier = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8, 9), True)
     second = replace(first, total_tokens=200, kl=0.03, replay_success=0.25)
-    progress.add(batch((True, False), (False, False)), [earlier], second)
+    zeros = np.zeros(2, np.float32)
+    imitated = [Imitated(Scored(earlier, zeros, zeros, zeros), 0.5)]
+    progress.add(batch((True, False), (False, False)), imitated, second)
     assert progress.first == {"root": 200, "any": 100}
     right = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), True)
     evaluation = score_responses([PROBLEM], [right], [right, right], {}, 0)

@@ -13,7 +13,7 @@ import torch
 
 from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
-from core.records import FloatArray, Scored, Verdict
+from core.records import FloatArray, Imitated, Scored, Verdict
 from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import Ranks
@@ -144,7 +144,8 @@ def test_an_imitated_success_becomes_likelier_where_the_batch_itself_says_nothin
         before = likelihood()
         assert learner.update(learner.score(failed)).policy_steps == 0
         assert likelihood() == before
-        stats = learner.update(learner.score(failed), imitated=[success])
+        imitated = [Imitated(each, 1.0) for each in learner.score([success])]
+        stats = learner.update(learner.score(failed), imitated=imitated)
         assert stats.policy_steps == 1  # the minibatch that has it
         assert likelihood() > before
 

@@ -184,7 +184,8 @@ def bare_gradients(
     values = model.head(hidden)[:, 0]
     near = t.old_values + (values - t.old_values).clamp(-c.value_clip, c.value_clip)
     critic = 0.5 * torch.maximum((values - t.returns) ** 2, (near - t.returns) ** 2)
-    policy = (t.weights * t.importance * surrogate - c.positive_coefficient * t.positive * chosen).sum()
+    positive = c.positive_coefficient * t.positive * r.clamp(max=1 + c.clip_high)
+    policy = (t.weights * t.importance * surrogate - positive).sum()
     (policy + value_coefficient * (t.weights * critic).sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 

@@ -49,15 +49,16 @@ def test_entropy_and_kl_terms_are_added_with_their_weights() -> None:
 
 
 def test_the_language_model_loss_acts_on_correct_responses_alone() -> None:
-    # zero advantage; weights 1/2 of the two tokens of correct responses: -0.1 (-1 - 3) / 2 = 0.2
-    t = replace(targets([0, 0, 0], [1, 1, 1], [1 / 3] * 3), positive=torch.tensor([0.5, 0.5, 0.0]))
-    logprobs = torch.tensor([-1.0, -3.0, -7.0], requires_grad=True)
-    loss, sums = policy_objective(logprobs, torch.zeros(3), t, AlgorithmConfig(positive_coefficient=0.1), 0.0)
-    assert float(loss.detach()) == pytest.approx(0.2)
+    # zero advantage, pi_prox = e^-1; weights 1/2 of the two tokens of correct responses, whose probability is as it was
+    # and half of it; the third, which has been raised by e^0.5 > 1.2, is at the clip: -0.1 (0.5 + 0.25 + 0.5 x 1.2)
+    t = replace(targets([0] * 4, [1] * 4, [1 / 4] * 4), positive=torch.tensor([0.5, 0.5, 0.5, 0.0]))
+    logprobs = torch.tensor([-1.0, -1.0 - math.log(2), -0.5, -7.0], requires_grad=True)
+    loss, sums = policy_objective(logprobs, torch.zeros(4), t, AlgorithmConfig(positive_coefficient=0.1), 0.0)
+    assert float(loss.detach()) == pytest.approx(-0.135)
     assert sums.loss == 0.0
     loss.backward()
-    assert logprobs.grad is not None
-    torch.testing.assert_close(logprobs.grad, torch.tensor([-0.05, -0.05, 0.0]))
+    assert logprobs.grad is not None  # that of the log-probability, times the ratio
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-0.05, -0.025, 0.0, 0.0]))
 
 
 def test_a_policy_loss_sees_whole_sequences() -> None:

@@ -229,7 +229,7 @@ def test_the_weights_of_correct_responses() -> None:
     batch = compute_targets(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(normalise="global"), 0)
     right = batch.token_index([0, 2])
     positive = batch.weighted(range(3), "token-mean").positive
-    np.testing.assert_allclose(positive[right], 1 / len(right), rtol=1e-6)
+    np.testing.assert_allclose(positive[right], 1 / len(positive), rtol=1e-6)  # as every token of the batch
     assert not positive[batch.token_index([1])].any()
 
 

@@ -14,7 +14,9 @@ from tests.replay.test_store import opened
 EMPTY = np.zeros(0, np.int32)
 
 
-def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[CutTrajectory]:
+def visit(
+    problem: str, outcomes: str, first: int = 1, parent: int | None = None, version: int = 1
+) -> list[CutTrajectory]:
     """Rollouts of a visit with the responses [first], [first + 1], ...
 
     A character each: + a success, t a truncated one, - a failure, c a canonical solution.
@@ -29,7 +31,7 @@ def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None
             EMPTY.astype(np.float32),
             kinds[kind],
             0.0,
-            1,
+            version,
             parent,
             kind == "t",
         )
@@ -38,7 +40,7 @@ def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None
 
 
 def kept(found: Successes) -> dict[str, list[int]]:
-    return {name: tokens.tolist() for name, tokens in found.draw(100, seed=0)}
+    return {each.problem_id: each.response_ids.tolist() for each in found.draw(100, seed=0, version=1)}
 
 
 def test_the_worked_example() -> None:
@@ -80,11 +82,29 @@ def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
-    found = Successes([(f"p{at}", [at]) for at in range(50)])
-    drawn = [name for name, _ in found.draw(20, seed=1)]
-    assert len(set(drawn)) == 20
-    assert drawn == [name for name, _ in found.draw(20, seed=1)]
-    assert drawn != [name for name, _ in found.draw(20, seed=2)]
+    found = Successes([(f"p{at}", [at], 0) for at in range(50)])
+
+    def drawn(seed: int) -> list[str]:
+        return [each.problem_id for each in found.draw(20, seed, version=0)]
+
+    assert len(set(drawn(1))) == 20
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_a_success_halves_its_weight_every_32_versions_and_is_dropped_after_three_times() -> None:
+    found = Successes()
+    found.add(visit("p", "+---", version=8))
+
+    def weights(version: int) -> list[float]:
+        return [each.weight for each in found.draw(9, 0, version)]
+
+    assert [weights(8), weights(40), weights(8 + 96)] == [[1.0], [0.5], [0.125]]
+    assert weights(8 + 97) == []
+    assert found.to_json() == []
+    assert weights(8) == []  # it does not come back
+    found.add(visit("p", "+---", version=105))
+    assert weights(105) == [1.0]
 
 
 def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) -> None:
@@ -92,12 +112,12 @@ def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) ->
     first.add([*visit("p", "+--"), *visit("q", "-+-")])
     first.save(tmp_path / "saved")
     second.restore(tmp_path / "saved")
-    drawn = [(name, tokens.tolist()) for name, tokens in second.successes(seed=3)]
-    assert drawn == [(name, tokens.tolist()) for name, tokens in first.successes(seed=3)]
-    assert len(drawn) == 2
-    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1]], ["q", [2]]]
+    drawn = [[(name, tokens.tolist(), w) for name, tokens, w in store.successes(3, 9)] for store in (first, second)]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 2
+    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1], 1], ["q", [2], 1]]
     second.clear()
-    assert second.successes(seed=3) == []
+    assert second.successes(seed=3, version=9) == []
     third = opened(tmp_path / "third", local=True, imitated=0)
     third.add(visit("p", "+--"))
-    assert third.successes(seed=3) == []  # nothing is kept that is not wanted
+    assert third.successes(seed=3, version=1) == []  # nothing is kept that is not wanted

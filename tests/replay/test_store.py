@@ -130,7 +130,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     store.add([replace(each, provenance=Provenance.CANONICAL, lengths=one, values=value) for each in made])
     drawn = [store.sample(3, seed=turn) for turn in range(2)]
     for states in drawn:
-        store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
+        store.record([Outcome(s.key, s.problem_id, won, 1) for s in states for won in (True, False)])
     assert len(store._evidence.features) == 6
     assert (store._evidence.fresh_before, store._evidence.unsolved_before) == (
         0.0,

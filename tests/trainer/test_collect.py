@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
-from core.records import Finish, Judged, Problem, Scored, Start, Trajectory, Verdict
+from core.records import Finish, Imitated, Judged, Problem, Scored, Start, Trajectory, Verdict
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from replay.stats import combine
@@ -56,7 +56,7 @@ def result(
     stats: UpdateStats,
     dropped: Sequence[Judged] = (),
     extra: Sequence[Judged] = (),
-    imitated: Sequence[Judged] = (),
+    imitated: Sequence[Imitated] = (),
 ) -> IterationResult:
     batch = Batch([item.judged for item in trained], [*dropped], [*extra])
     report = BroadcastReport(number, Gap(1e-6, 4e-6))
@@ -91,7 +91,9 @@ def test_each_of_several_rewards_is_a_mean_over_the_responses_to_which_it_applie
 
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
-    metrics = collected(result(1, [scored(START, 3, True)], STATS, [dropped], [greedy], [greedy] * 3))
+    metrics = collected(
+        result(1, [scored(START, 3, True)], STATS, [dropped], [greedy], [Imitated(scored(START, 9, True), 0.5)] * 3)
+    )
     assert metrics.generated_tokens == 3 + 5 + 9
     assert metrics.root_success == 0.5  # of the sampled ones, the greedy one is not
     assert metrics.resampled_starts == 1

@@ -24,6 +24,7 @@ from trainer.starts import (
     NO_VALUES,
     canonical_rollouts,
     cut_trajectories,
+    decided_share,
     erroneous_share,
     erroneous_states,
     fresh_starts,
@@ -65,11 +66,25 @@ def test_starts_are_named_and_seeded_by_iteration() -> None:
     assert replayed.seed not in seeds
 
 
+def test_what_was_decided_is_counted_by_surprisal_behind_a_prefix_by_tokens() -> None:
+    state = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0]
+    depth, tokens = state.prefix_ids.size, ids(8, 9, 8, 9)
+    log_p = np.array([-0.98, -0.48, 0.0, -7.0], np.float32)
+    found = Trajectory(state, 0, tokens, log_p, ids(0, 0, 0, 0), Finish.STOP, np.array([True, True, True, False]))
+    # surprisal + 0.02 of the policy's tokens: 1, 0.5, 0.02; the last token is not the policy's
+    known = depth / (depth + 4)
+    expected = known + (1 - known) * np.array([0, 1, 1.5, 1.52]) / 1.52
+    np.testing.assert_allclose(decided_share(found), expected, rtol=1e-6)
+    solved = Problem("s", ids(1), "gold", solution_ids=ids(3, 4, 5, 6))
+    canonical = canonical_rollouts(fresh_starts([solved], 1, 0, 1), {"s": solved})[0].trajectory
+    np.testing.assert_allclose(decided_share(canonical), [0, 0.25, 0.5, 0.75], rtol=1e-6)
+
+
 def test_only_replayed_starts_have_outcomes() -> None:
     root = fresh_starts([PROBLEM], 1, 0, 1)[0]
     state = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0]
     found = outcomes([judged(root, ids(8), True), judged(state, ids(8), True), judged(state, ids(9), False, 1)])
-    assert [(item.state_key, item.correct, item.version) for item in found] == [(77, True, 4), (77, False, 4)]
+    assert [(item.state_key, item.success, item.version) for item in found] == [(77, 1.0, 4), (77, 0.0, 4)]
 
 
 def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_token() -> None:

@@ -1,11 +1,15 @@
 """The ranking `learnability`: by hand, and in closed loop with a made-up policy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from replay.rankings.learnability import state_chances
+from core.config import ReplayConfig
+from replay.rankings.base import SuccessModel
+from replay.rankings.find import find_ranking
+from replay.rankings.learnability import state_chances, state_worth
 from tests.replay.rankings.test_closed_loop import Loop, made
 from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns, ranking, told
 
@@ -40,12 +44,48 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert weights(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3) == [0, 0, 0]  # 3 / 5 > 1/2
     solved = columns(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3)
     assert told("learnability", solved) == ["its problem is solved from the root"] * 3
-    assert min(weights(*CHAIN, root_wins=[2] * 3, root_losses=[2] * 3)) > 0  # 3 / 6
+    half = weights(*CHAIN, root_wins=[2] * 3, root_losses=[2] * 3)  # 3 / 6: only its end is certain
+    assert [weight > 0 for weight in half] == [True, True, False]
 
 
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
     two = weights([25, 50, 75, 50], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
     assert sum(two[:3]) == pytest.approx(two[3], abs=3)
+
+
+def test_a_state_that_never_fails_is_not_replayed() -> None:
+    assert weights(*CHAIN, wins=[0, 0, 4], tried=[0, 0, 4])[2] == 0
+    once = columns(*CHAIN, wins=[0, 3, 4], losses=[0, 0.5, 0], tried=[0, 4, 4])
+    assert told("learnability", once) == ["", "", "none of its continuations fails"]
+    sure = columns([99], [CANONICAL], root_wins=[3], root_losses=[5], value=[4.0])
+    sure = replace(sure, model=replace(sure.model, weights=(3.5, -5.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    assert told("learnability", sure) == ["its chance of success is above 95%"]
+
+
+def test_a_problem_without_a_success_from_the_root_comes_first_where_successes_are_imitated() -> None:
+    solved_once = {"problem": [0, 1], "root_solved": [1, 0], "root_wins": [1, 0], "root_losses": [7, 8]}
+    states = columns([50, 50], [CANONICAL] * 2, **solved_once)
+    first, second = OURS.priority(states)
+    alone = find_ranking(ReplayConfig(imitated=0)).priority(states)
+    assert alone[0] > alone[1]  # the root makes it likelier to succeed
+    assert second == alone[1]
+    assert first == pytest.approx(alone[0] - 10)
+
+
+def test_a_graded_state_is_worth_the_variance_of_its_returns() -> None:
+    """Model: c = 0.5 and n = 4. Both states have 8 continuations with a mean of 1/2. Those of one succeed or fail.
+    Those of the other are all 1/2, so its q = (4 x 0.5 + 2) / 12 = 1/3."""
+    sums = {"wins": [4, 4], "losses": [4, 4], "tried": [8, 8]}
+    states = columns([50, 50], [CANONICAL] * 2, problem=[0, 1], squares=[4, 2], **sums)
+    states = replace(states, model=SuccessModel((0.0,) * 7))
+    p = state_chances(states)
+    assert p.tolist() == [0.5, 0.5]
+    assert state_worth(states, p).tolist() == pytest.approx([1.0, 4 * (1 / 3 - 1 / 4)])
+
+
+def test_what_is_left_is_counted_in_decisions() -> None:
+    """Half of the tokens are still to come, but hardly a decision: 2 - 5 x 0.02 instead of 2 - 5 x 0.5 in log odds."""
+    assert state_chances(columns([50], [SUCCESS], left=[0.02]))[0] == pytest.approx(1 / (1 + np.exp(-1.9)))
 
 
 def test_a_mastered_end_moves_the_start_back() -> None:

@@ -32,14 +32,17 @@ def told(name: str, given: StateColumns) -> list[str]:
 
 
 def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateColumns:
-    """States of one problem and one chain of 100 tokens, unless told otherwise."""
+    """States of one problem and one chain of 100 tokens, unless told otherwise. Every continuation succeeds or fails,
+    and every token is a decision."""
     n = len(lengths)
     reals = {name: np.zeros(n, np.float32) for name in ("value", "wins", "losses", "root_wins", "root_losses")}
-    ints = {"problem": np.zeros(n, np.int64), "chain": np.zeros(n, np.int64), "tried": np.zeros(n, np.int64)}
+    ints = {name: np.zeros(n, np.int64) for name in ("problem", "chain", "tried", "root_solved")}
     ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
     known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
-    known |= {name: np.array(v, known[name].dtype) for name, v in given.items()}
-    return StateColumns(**known)
+    known |= {name: np.array(v, known[name].dtype) for name, v in given.items() if name in known}
+    derived = {"squares": known["wins"], "left": (1 - known["length"] / known["total"]).astype(np.float32)}
+    own = {name: np.array(given[name], np.float32) for name in derived if name in given}
+    return StateColumns(**(known | derived | own))
 
 
 def test_value_is_the_value() -> None:
