@@ -40,6 +40,13 @@ def test_options_that_are_named_exist(document: Path) -> None:
     assert unknown == []
 
 
+def test_the_site_has_every_page() -> None:
+    named = set(re.findall(r'"([\w./]+\.md)"', (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")))
+    pages = {f"docs/{path.stem}.md" for pattern in ("*.md", "*.ipynb") for path in ROOT.glob(f"docs/{pattern}")}
+    assert pages <= named
+    assert [name for name in named - {"docs/example.md"} if not (ROOT / name).exists()] == []
+
+
 def test_recipes_that_are_named_exist() -> None:
     named = re.findall(
         r"^\| `([\w.]+\.yaml)` \|", (ROOT / "docs" / "training.md").read_text(encoding="utf-8"), re.MULTILINE
