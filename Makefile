@@ -4,6 +4,7 @@ PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PEERS := .venv-bench
+SITE := .venv-docs
 # Where to look for the CPU build of torch, for a machine whose pip and uv do not find it by themselves (docs/install.md).
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 LOCK := requirements/cpu.txt requirements/dev.txt requirements/sinks.txt
 
-.PHONY: setup model demo test lint bench lock clean
+.PHONY: setup model demo test lint bench docs lock clean
 
 setup: $(STAMP)
 
@@ -58,9 +59,20 @@ $(PEERS)/.installed: $(STAMP) requirements/bench.txt
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bench.txt
 	@touch $@
 
+# The pages as a site with search in site/, without network. A link that leads nowhere is an error.
+docs: $(SITE)/.installed
+	@$(SITE)/bin/python docs/stage.py .cache/site
+	@$(SITE)/bin/zensical build --strict --config-file .cache/site/zensical.toml
+	@rm -rf site && mv .cache/site/site site && echo "the site: site/index.html"
+
+$(SITE)/.installed: requirements/docs.txt
+	@$(firstword $(wildcard $(PY)) $(PYTHON) python3) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
+	@touch $@
+
 # Regenerates the locks from pyproject.toml.
 lock:
 	@bash requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(PEERS) .cache
+	rm -rf $(VENV) $(PEERS) $(SITE) .cache site

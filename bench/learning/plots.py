@@ -1,4 +1,5 @@
-"""The plots of the experiment: one per setting, and one of all settings."""
+"""The plots of the experiment: one per setting, and one of all settings. Arms are named in words, in one legend below
+the panels."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,18 +9,53 @@ from typing import Any
 import numpy as np
 
 from bench.learning.measures import LEARNT
-from bench.learning.plan import ABLATIONS, ARMS, with_solutions
+from bench.learning.plan import ARMS, SETTINGS, with_solutions
 from bench.learning.results import ABLATED, ENOUGH, OURS, Arms, Setting, curve, success_before
 from bench.learning.statistics import on_grid
 from core.seeds import generator
 
+WORDS: Mapping[str, str] = {
+    "ppo": "PPO, 32 problems",
+    "ppo_small": "PPO, 8 problems",
+    "ppo_growing": "PPO, 8 to 16 problems",
+    "ppo_falling": "PPO, 8 to 16, learning rate falls",
+    "ppo_kl": "PPO, KL that fades",
+    "ppo_kl_falling": "PPO, KL that fades, learning rate falls",
+    "ppo_imitating": "imitation, weak KL",
+    "ppo_kl_imitating": "imitation",
+    "grpo": "GRPO, 32 problems",
+    "grpo_kl": "GRPO, KL that fades",
+    "ppo_resample": "PPO, resampling",
+    "grpo_resample": "GRPO, resampling",
+    "oversampling_small": "PPO, hard problems more often",
+    "oversampling_kl": "PPO, hard problems more often, KL that fades",
+    "uniform_small": "replay of random states",
+    "uniform_filtered_small": "replay, each state as often",
+    "value_small": "replay by the critic's value",
+    "success_prefix_small": "replay of success prefixes",
+    "frontier_small": "replay, frontier",
+    ABLATED: "replay",
+    OURS: "replay and imitation",
+    "learnability_falling": "replay, learning rate falls",
+    "defaults": "replay and imitation, settings of the recipes",
+    "learnability_grpo": "replay, GRPO's advantages",
+    "value_canonical": "by the critic's value, with given solutions",
+    "learnability_canonical": "replay, with given solutions",
+}
+"""The arms of the plots: no ablations, and of the arms with 32 fresh problems only `ppo` and `grpo`."""
 SHOWN = (
     "ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "value_small", "ppo_imitating",
     "ppo_kl_imitating", ABLATED, OURS,
 )  # fmt: skip
 """Arms of the plot that shows all settings."""
-MOST_INSIDE = 10  # arms of a panel's legend; a longer one stands beside the panels
-Panel = tuple[Arms, str, str]  # what it shows, its cost (`COSTS`), its title; without a title it has no legend
+TITLES: Mapping[str, str] = {
+    "rule": "hidden rule, {} lines",
+    "stories": "word problems, {} steps",
+    "lock": "lock, {} presses",
+    "countdown": "countdown, {} operations",
+    "arithmetic": "arithmetic, from {} operations",
+}
+Panel = tuple[Arms, str, str]  # what it shows, its cost (`COSTS`), its title
 
 COSTS = {
     "generated": ("thousand generated tokens", 1000.0),
@@ -29,11 +65,20 @@ COSTS = {
 """What a run costs: axis of a plot and its unit."""
 
 
+def title_of(setting: Setting, arms: Arms) -> str:
+    """The setting in words, with its success before training."""
+    task, hardness = setting
+    steps = SETTINGS[task][hardness].fields["task.min_operations"]
+    title = TITLES[task].format(steps)
+    before = 100 * np.mean(success_before(arms))
+    number = f"{before:.2g}" if before > 0.1 else f"{before:.2f}"
+    return f"{title.removesuffix('es') if steps == 1 else title}: {number} % before training"
+
+
 def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
-    """One setting against each cost: no ablations, and of the arms with 32 fresh problems only `ppo` and `grpo`."""
-    usual = {arm for arm in ARMS if arm in SHOWN or "rollout.starts" in ARMS[arm]}
-    shown = {arm: seeds for arm, seeds in arms.items() if arm in usual and arm not in ABLATIONS}
-    return [(shown, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
+    """One setting against each cost."""
+    shown = {arm: seeds for arm, seeds in arms.items() if arm in WORDS}
+    return [(shown, cost, "" if at else title_of(setting, arms)) for at, cost in enumerate(COSTS)]
 
 
 def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
@@ -44,9 +89,7 @@ def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
         curves = [[curve(one).success for one in seeds.values()] for seeds in chosen.values()]
         gains = [np.mean([success[-1] - success[0] for success in each]) for each in curves]
         if max(gains, default=0.0) > LEARNT:
-            start = np.mean(success_before(chosen))
-            title = f"{', '.join(setting)} (root success {start:.1g} at the start)"
-            panels.append((chosen, "generated", title))
+            panels.append((chosen, "generated", title_of(setting, arms)))
     return panels
 
 
@@ -56,34 +99,34 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
     if not panels:
         return
+    columns = min(len(panels), len(COSTS))
     rows = math.ceil(len(panels) / len(COSTS))
-    figure = Figure(figsize=(5.0 * min(len(panels), len(COSTS)), 4.2 * rows), layout="constrained")
+    figure = Figure(figsize=(5.0 * columns, 4.2 * rows + 1.2), layout="constrained")
+    handles: dict[str, Any] = {}
     for at, (arms, cost, title) in enumerate(panels, 1):
-        panel = figure.add_subplot(rows, min(len(panels), len(COSTS)), at)
-        _curves(panel, arms, cost)
-        if title:
-            panel.set(title=title)
-            look: dict[str, Any] = {"fontsize": 7, "title": "arm (seeds)", "title_fontsize": 7}
-            if len(arms) <= MOST_INSIDE:
-                panel.legend(**look)
-            else:
-                figure.legend(*panel.get_legend_handles_labels(), loc="outside right upper", **look)
+        panel = figure.add_subplot(rows, columns, at)
+        handles |= _curves(panel, arms, cost)
+        panel.set(title=title)
         if at % len(COSTS) == 1:
             panel.set(ylabel="held-out success")
+    handles = {WORDS[arm]: handles[arm] for arm in WORDS if arm in handles}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=10, frameon=False)
     figure.savefig(path, dpi=80)
 
 
-FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in (OURS, *SHOWN, *ARMS)))
+FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in (OURS, *SHOWN, *WORDS)))
 """Arms that have one color in all panels: where both batches are arms, the line of the small one is dotted."""
 
 
-def _curves(panel: Any, arms: Arms, cost: str) -> None:
+def _curves(panel: Any, arms: Arms, cost: str) -> dict[str, Any]:
+    """Draw the arms; returns the line of each."""
     from matplotlib import color_sequences
 
     shades = color_sequences["tab20"]
     colors = [*shades[::2], *shades[1::2], *color_sequences["tab20b"]]  # the ten strong ones first
     title, unit = COSTS[cost]
-    for arm in (one for one in ARMS if one in arms):
+    lines = {}
+    for arm in (one for one in WORDS if one in arms):
         curves = [curve(one, cost) for one in arms[arm].values()]
         grid = np.linspace(0.0, max(one.tokens[-1] for one in curves), 61)
         each = np.array([on_grid(one, grid) for one in curves])
@@ -92,6 +135,7 @@ def _curves(panel: Any, arms: Arms, cost: str) -> None:
         usual = arm.removesuffix("_small")
         style = "--" if with_solutions(arm) else ":" if arm != usual in ARMS else "-"
         color = colors[FAMILIES.index(usual) % len(colors)]
-        panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
+        (lines[arm],) = panel.plot(grid / unit, each.mean(axis=0), style, color=color)
         panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
-    panel.set(xlabel=title, ylim=(0, 1))
+    panel.set(xlabel=title, ylim=(0, 1.01))
+    return lines

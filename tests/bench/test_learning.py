@@ -247,7 +247,9 @@ def test_a_task_that_no_arm_learns_is_not_in_the_plot_of_all_settings(tmp_path: 
         results.append_result(tmp_path, result("grpo", seed, Curve([0, 200], [0.04, 0.2]), None))
     arms = results.read_results(tmp_path)["rule", "hard"]
     assert plots.overview({("rule", "hard"): {"ppo": arms["ppo"]}}) == []
-    assert len(plots.overview({("rule", "hard"): arms})) == 1
+    (panel,) = plots.overview({("rule", "hard"): arms})
+    assert panel[2] == "hidden rule, 7 lines: 4 % before training"
+    assert set(plots.SHOWN) <= plots.WORDS.keys() <= ARMS.keys()
 
 
 def test_results_are_plain_json() -> None:

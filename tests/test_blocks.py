@@ -1,0 +1,136 @@
+"""Every block of code in the README and the pages is run or read: Python is executed, recipes, rows and commands are
+parsed, and `check` is run where it needs no model. A block that is not says why in its first line:
+```sh not-run="needs a GPU". Blocks of `text` show output."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from commands.options import COMMANDS, read_options
+from core.load import load_config, parse_config
+from core.plan import batch_plan
+from tests.test_launch import here
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "bench" / "README.md"]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    name: str
+    language: str
+    reason: str  # why it is not run; empty: it is
+    text: str
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        fences = re.finditer(r"^```(.*)\n((?s:.*?))^```$", page.read_text("utf-8"), re.MULTILINE)
+        for number, fence in enumerate(fences, 1):
+            head = re.fullmatch(r"(\w+)(?: not-run=\"([^\"]{5,})\")?", fence[1])
+            language, reason = head.groups() if head else (fence[1], "")
+            yield Block(f"{page.relative_to(ROOT)}-{number}", language, reason or "", fence[2])
+
+
+BLOCKS = list(blocks())
+
+
+def of(language: str) -> pytest.MarkDecorator:
+    """All blocks of a language that are to be run."""
+    chosen = [block for block in BLOCKS if block.language == language and not block.reason]
+    return pytest.mark.parametrize("block", chosen, ids=lambda block: block.name)
+
+
+def test_blocks_are_of_languages_that_are_run() -> None:
+    known = ("python", "yaml", "json", "sh", "text", "bibtex")
+    assert [(block.name, block.language) for block in BLOCKS if block.language not in known] == []
+    assert {block.language for block in BLOCKS if block.reason} == {"sh"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a user has it: the recipes, and the README's my.yaml."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (recipe,) = (block.text for block in BLOCKS if block.language == "yaml" and block.name.startswith("README"))
+    (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@of("yaml")
+def test_recipes_are_valid(block: Block) -> None:
+    assert batch_plan(parse_config(yaml.safe_load(block.text), block.name))
+
+
+@of("json")
+def test_rows_are_json(block: Block) -> None:
+    assert all(isinstance(json.loads(line), dict) for line in block.text.splitlines())
+
+
+@of("python")
+def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training itself is replaced (tests/test_end_to_end.py runs the notebook). tests/test_extending.py uses the blocks
+    of extending.md."""
+    import retrospect
+
+    calls: list[tuple[Any, ...]] = []
+
+    def record(*given: Any) -> Path:
+        calls.append(given)
+        return folder
+
+    monkeypatch.setattr(retrospect, "train", record)
+    monkeypatch.setattr(retrospect, "evaluate", record)
+    exec(compile(block.text, block.name, "exec"), {"__name__": "my_module"})
+    if "import retrospect" in block.text:
+        (config, watch), (same, run) = calls
+        assert isinstance(config, retrospect.Config)
+        assert (config.run.iterations, same, run, callable(watch)) == (100, config, folder, True)
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each command, without comments; a backslash continues a line."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@of("sh")
+def test_commands_exist_and_take_their_options(block: Block, folder: Path) -> None:
+    assert commands(block)
+    for python, launch, name, *options in commands(block):
+        assert (python, launch, name in COMMANDS) == ("python", "launch.py", True)
+        read_options(name, options)
+
+
+@of("sh")
+def test_checks_that_need_no_model_pass(block: Block, folder: Path) -> None:
+    for _, _, name, *options in commands(block):
+        if name == "check":
+            given = read_options(name, options)
+            if given.offline or load_config(given.config).model.path == "starter":
+                done = here(name, *options)
+                assert done.returncode == 0, done.stderr
+
+
+def test_rows_of_the_page_on_data_are_read_by_the_recipe_below_them(tmp_path: Path) -> None:
+    from tasks.kinds import task_items
+
+    page = (ROOT / "docs" / "data.md").read_text("utf-8")
+    pairs = re.findall(r"```json\n([^`]*)```\s+```yaml\n([^`]*)```", page)
+    assert len(pairs) == 4  # GSM8K, MATH, dialogues, SVAMP
+    for number, (rows, recipe) in enumerate(pairs):
+        path = tmp_path / f"{number}.jsonl"
+        first, *_ = rows.splitlines()
+        others = [first.replace("?", f" {copy}?") for copy in range(2)]  # some to hold out
+        path.write_text("\n".join([*rows.splitlines(), *others]) + "\n", encoding="utf-8")
+        task = yaml.safe_load(recipe)["task"] | {"path": str(path), "eval_problems": 1}
+        items = task_items(parse_config({"task": task}, recipe).task, 0)
+        assert len([*items.train, *items.evaluation]) == len(rows.splitlines()) + 2

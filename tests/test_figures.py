@@ -1,0 +1,149 @@
+"""Figures agree: what the README and the pages quote equals docs/figures.yaml and bench/results."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from bench.learning.page import best_baseline, ratio_to
+from bench.learning.plan import ARMS
+from bench.learning.results import Arms, Setting, read_results, success_before
+from bench.learning.statistics import Interval, mean_over_seeds
+from bench.report import RESULTS
+from core.seeds import generator
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+FIGURES: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "figures.yaml").read_text("utf-8"))
+BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+
+
+def text_of(name: str) -> str:
+    figure = FIGURES[name]
+    return str(figure["text"] if isinstance(figure, dict) else figure)
+
+
+@cache
+def runs() -> dict[Setting, Arms]:
+    return dict(read_results(RESULTS / "learning"))
+
+
+@cache
+def measured() -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / "learning.json").read_text("utf-8"))["measures"]
+    return record
+
+
+@cache
+def expected(setting: Setting, column: str, row_arm: str) -> Interval | None:
+    """What a column says of an arm: `final success ARM`, `root`, or a ratio of tokens to a level, `0.5 ARM/ARM`. `best`
+    is the arm without replay and imitation that ends highest, and for tokens the one with the largest area."""
+    arms = runs()[setting]
+    if column == "root":
+        return mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
+    ratio = re.fullmatch(r"([\d.]+) (\w*)/(\w+)", column)
+    if ratio:
+        other = best_baseline(arms, "area") if ratio[3] == "best" else ratio[3]
+        assert other
+        return ratio_to(arms, ratio[2] or row_arm, other, float(ratio[1]))
+    measure, _, arm = column.rpartition(" ")
+    if arm not in {*ARMS, "best"}:
+        measure, arm = column, row_arm
+    found = measured()[", ".join(setting)][best_baseline(arms, measure) if arm == "best" else arm][measure]
+    value, low, high = (math.inf if found[end] is None else found[end] for end in ("value", "low", "high"))
+    return Interval(value, low, high, found["seeds"])
+
+
+def shown(value: float, like: str) -> str:
+    """A number as the page shows another one: with as many digits behind the point."""
+    return "never" if math.isinf(value) else f"{value:.{len(like.partition('.')[2])}f}"
+
+
+def differs(cell: str, found: Interval | None) -> bool:
+    """Whether a cell such as '0.58 (0.19 to 0.97)', '0.1 (at most 0.2)', '1.6 %' or 'PPO never' says something else."""
+    numbers = cell[0].isdigit() or cell.startswith(("never", "at most"))
+    words = re.findall(r"never|\d+(?:\.\d+)?", cell) if numbers else []
+    if found is None or not words:  # words alone: one of the two arms never gets there
+        return not (found is None or math.isnan(found.value) or found.value in (0.0, math.inf))
+    ends = [found.value, found.low, found.high]
+    values = [found.high] if cell.startswith("at most") else [found.value, found.high] if "at most" in cell else ends
+    scale = 100 if "%" in cell else 1
+    return words != [shown(scale * value, like) for value, like in zip(values, words, strict=False)]
+
+
+class Cell(NamedTuple):
+    """A cell of a table whose marker says what each row and column is."""
+
+    setting: Setting
+    arm: str
+    column: str
+    text: str
+
+
+def cells(page: str) -> Iterator[Cell]:
+    for marker, table in re.findall(r"<!-- learning \| (.*?) -->\n((?:\|.*\n)+)", page):
+        fields = dict(part.split(": ") for part in marker.split(" | "))
+        rows, columns = (fields[name].split(", ") for name in ("rows", "columns"))
+        lines = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in table.splitlines()[2:]]
+        for row, line in zip(rows, lines, strict=True):
+            for column, text in zip(columns, line, strict=True) if row != "-" else ():
+                task, hardness = fields.get("setting", row).split()
+                if column != "-":
+                    yield Cell((task, hardness), row if "setting" in fields else "", column, text)
+
+
+@BY_PAGE
+def test_tables_say_what_the_runs_of_the_experiment_say(page: Path) -> None:
+    found = [(cell, expected(cell.setting, cell.column, cell.arm)) for cell in cells(page.read_text("utf-8"))]
+    assert [(cell, value) for cell, value in found if differs(cell.text, value)] == []
+
+
+def test_the_tables_of_results_are_marked() -> None:
+    count = {page.name: len(list(cells(page.read_text("utf-8")))) for page in PAGES}
+    assert {name: number for name, number in count.items() if number} == {
+        "README.md": 20,  # 4 settings x 5 columns
+        "ablations.md": 80,  # 8 settings x 3 ratios, 28 arms x 2
+        "results.md": 72,  # 9 settings x 8 columns
+    }
+
+
+@BY_PAGE
+def test_quoted_figures_are_those_of_the_list(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for mark in re.finditer(r"<!--([\w.]+)-->", text):
+        assert text[: mark.start()].endswith(text_of(mark[1])), mark[1]
+    for names, block in re.findall(r"<!-- below: (.*?) -->\n+```text\n(.*?)```", text, re.DOTALL):
+        assert [name for name in names.split(", ") if text_of(name) not in block] == []
+
+
+def test_every_figure_of_the_list_is_quoted() -> None:
+    quoted = " ".join(re.findall(r"<!--(.*?)-->", "\n".join(page.read_text("utf-8") for page in PAGES)))
+    assert [name for name in FIGURES if name not in re.findall(r"[\w.]+", quoted)] == []
+
+
+@pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if isinstance(figure, dict)])
+def test_figures_of_benchmarks_are_those_of_their_results(name: str) -> None:
+    figure = FIGURES[name]
+    if "tokens" in figure:
+        column = f"0.5 {figure['tokens']}/{figure['to']}"
+        settings = [setting for setting in runs() if setting[0] in ("rule", "stories", "lock")]
+        found = [expected(setting, column, "") for setting in settings if setting[1] in figure["hardness"]]
+        values = [one.value for one in found if one and 0 < one.value < math.inf]
+    else:
+        checks = json.loads((RESULTS / f"{figure['benchmark']}.json").read_text("utf-8"))["checks"]
+        values = [one["value"] * figure.get("factor", 1) for one in checks if one["name"].endswith(figure["check"])]
+    words = re.findall(r"\d+(?:\.\d+)?", figure["text"])
+    assert words == [shown(value, words[0]) for value in (min(values), max(values))][: len(words)]
+    assert len(words) == 2 or len(values) == 1
+
+
+def test_the_number_of_rankings() -> None:
+    from core.sections.replay import RANKINGS
+
+    assert text_of("rankings") == str(len(RANKINGS))
