@@ -61,7 +61,7 @@ $(PEERS)/.installed: $(STAMP) requirements/bench.txt
 
 # The pages as a site with search in site/, without network. A link that leads nowhere is an error.
 docs: $(SITE)/.installed
-	@$(SITE)/bin/python docs/stage.py .cache/site
+	@$(SITE)/bin/python docs/site/stage.py .cache/site
 	@$(SITE)/bin/zensical build --strict --config-file .cache/site/zensical.toml
 	@rm -rf site && mv .cache/site/site site && echo "the site: site/index.html"
 

@@ -1,5 +1,6 @@
 """The documents: links lead somewhere, and the picture is well-formed."""
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -41,10 +42,22 @@ def test_options_that_are_named_exist(document: Path) -> None:
 
 
 def test_the_site_has_every_page() -> None:
-    named = set(re.findall(r'"([\w./]+\.md)"', (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")))
+    named = set(re.findall(r'"([\w./]+\.md)"', (ROOT / "docs" / "site" / "zensical.toml").read_text(encoding="utf-8")))
     pages = {f"docs/{path.stem}.md" for pattern in ("*.md", "*.ipynb") for path in ROOT.glob(f"docs/{pattern}")}
     assert pages <= named
     assert [name for name in named - {"docs/example.md"} if not (ROOT / name).exists()] == []
+
+
+def test_the_notebook_is_saved_with_its_outputs() -> None:
+    """tests/test_end_to_end.py runs it."""
+    cells = json.loads((ROOT / "docs" / "example.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    text = "".join(line for output in outputs for line in output.get("text", []))
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert re.search(r"^success 0\.\d+ on 256 problems$", text, re.MULTILINE)
+    assert re.findall(r"(?<![\w.:/])/\w+/.*", text) == []  # no folder of the machine that ran it
 
 
 def test_recipes_that_are_named_exist() -> None:

@@ -7,7 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 PAGES = ("*.md", "docs/*.md", "bench/**/*.md")
 LINK = re.compile(r"\[((?:[^\]`]|`[^`]*`)*)\]\(([^)#:]+)(#[^)]*)?\)")
 
@@ -20,8 +21,8 @@ def stage(target: Path) -> None:
         write_page(source, source.read_text(encoding="utf-8"), pages / source.relative_to(ROOT))
     for source in ROOT.glob("docs/*.ipynb"):
         write_page(source, notebook_page(source), pages / source.relative_to(ROOT).with_suffix(".md"))
-    shutil.copy(ROOT / "docs" / "zensical.toml", target)
-    shutil.copy(ROOT / "docs" / "iframe-worker.js", pages)
+    shutil.copy(HERE / "zensical.toml", target)
+    shutil.copy(HERE / "iframe-worker.js", pages)
 
 
 def write_page(source: Path, text: str, place: Path) -> None:
