@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
-from monitor.run_files import RunFiles, evaluation_rows
+from monitor.run_files import RunFiles
 from monitor.trackers import check_trackers, open_trackers
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
@@ -28,7 +28,9 @@ EVALUATION = {
     "success": 0.5,
     "low": 0.25,
     "high": 0.75,
-    "levels": [{"level": "easy|1", "problems": 2, "success": 1.0, "low": 1.0, "high": 1.0}],
+    "pass": {},
+    "levels": [{"level": "easy|1", "problems": 2, "success": 1.0, "low": 1.0, "high": 1.0, "pass": {}}],
+    "sources": [],
 }
 SAMPLE = {"prompt": "1+1=", "continuation": "<2>\n#2", "reward": 1.0, "tokens": ["2"], "values": [0.5]}
 
@@ -51,13 +53,6 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
         tracker.write(iteration(number))
     tracker.close()
     return run
-
-
-def test_an_evaluation_is_rows_of_its_levels() -> None:
-    rows = evaluation_rows(EVALUATION)
-    assert [(row["level"], row["problems"], row["success"]) for row in rows] == [("all", 4, 0.5), ("easy|1", 2, 1.0)]
-    unnamed = {**EVALUATION, "levels": [{**EVALUATION, "level": ""}]}
-    assert len(evaluation_rows(unnamed)) == 1  # a task without levels
 
 
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
