@@ -58,9 +58,10 @@ def recipes_of(page: str) -> "list[Config]":
 def test_the_recipes_of_the_page_on_tasks_are_valid() -> None:
     from core.config import evaluation_sets
 
-    (sets,) = recipes_of("docs/tasks.md")
-    assert [one.label for one in evaluation_sets(sets.task)] == ["math500", "aime"]
-    assert [one.samples for one in sets.task.eval_sets] == [0, 32]
+    gym, sets = recipes_of("docs/tasks.md")
+    assert gym.task.parameters == {"max_animals": 4}
+    assert [one.label for one in evaluation_sets(sets.task)] == ["math500", "aime", "legs"]
+    assert [one.samples for one in sets.task.eval_sets] == [0, 32, 0]
 
 
 def test_the_recipes_of_the_page_on_data_are_valid() -> None:

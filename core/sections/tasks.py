@@ -12,6 +12,7 @@ from core.sections.base import (
     AutoCount,
     Count,
     NonNegative,
+    Options,
     Positive,
     Section,
     UnitInterval,
@@ -30,6 +31,7 @@ TASKS = {
     "stories": "tasks.synthetic.stories:TASK",
     "calculator": "tasks.synthetic.calculator:TASK",
     "sums": "tasks.synthetic.sums:TASK",
+    "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
     "gsm8k": "tasks.mathematics.answers:GSM8K",
     "math": "tasks.mathematics.answers:MATH",
     "mbpp": "tasks.code.formats:MBPP",
@@ -165,9 +167,11 @@ class ProblemsConfig(Section):
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
+    parameters: Options = Field({})
+    """Task reasoning_gym: parameters of its data set by name, all but seed and size."""
     columns: Columns = Columns()
     template: str = "{prompt}"
     """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text."""
