@@ -23,7 +23,7 @@ def preflight(config: Config, *, local: bool = False, offline: bool = False) -> 
     check_configuration(config)
     if not offline:
         check_surroundings(config, local)
-        check_rewards(config)
+        check_data(config)
 
 
 def check_configuration(config: Config) -> None:
@@ -68,10 +68,10 @@ def check_port(cluster: ClusterConfig, port: int) -> None:
         ) from None
 
 
-def check_rewards(config: Config) -> None:
-    """Try the user's own rewards on a few problems. Raises ConfigError, DataError."""
+def check_data(config: Config) -> None:
+    """Read the evaluation sets, and try the user's own rewards on a few problems. Raises ConfigError, DataError."""
     sources = [source for source in every_source(config.task) if source.config.own_rewards]
-    if sources:
+    if sources or config.task.eval_sets:
         items = task_items(config.task, derive(config.run.seed, "task"))
         for label, _, source in sources:
             own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]

@@ -65,7 +65,7 @@ class TrackerSink:
                 for row in rows:
                     if k := row.get("samples"):
                         own = f"evaluation/{row['set']}"
-                        values |= {f"{own}/avg@{k}": row["average"], f"{own}/pass@{k}": row["any"]}
+                        values |= {f"{own}_avg@{k}": row["average"], f"{own}_pass@{k}": row["any"]}
                 self._tracker.numbers(line["iteration"], values)
                 self._tracker.table(line["iteration"], "evaluation", rows)
         if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):

@@ -103,6 +103,7 @@ def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path
         "<restarted> actor 1",
         "python 3.11.7",
         "hard",
+        "avg@4 25.0% (12.5% to 37.5%), pass@4 75.0%",
         "✗ 3",
         "✓ <i>2",
     ):

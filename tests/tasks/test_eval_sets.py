@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from commands.preflight import check_data
 from core.config import TaskConfig, evaluation_sets
 from core.errors import ConfigError, DataError
 from core.load import dump_config, parse_config
@@ -19,6 +20,7 @@ from tasks.kinds import evaluation_prompts, task_items
 from tasks.problems import TokenLimits, prompt_digest
 from tasks.task import Task, build_task
 from tests.tasks.test_mixture import CHARACTERS, answer
+from trainer.build import rollout_settings
 
 AIME = {"label": "aime", "path": "aime.jsonl", "columns": {"prompt": "problem", "answer": "answer"}, "samples": 4}
 
@@ -105,6 +107,19 @@ def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
     judges = {label: source.judges for label, source in task._sources.items()}
     assert judges["exam"] is judges["aime"] is judges[""]
     assert judges["lock"] is not judges["exam"]
+
+
+def test_a_set_that_needs_a_tool_which_the_run_lacks_is_refused() -> None:
+    calls = {"label": "calls", "name": "calculator"}
+    with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs a tool that the run does not have"):
+        rollout_settings(parse_config({"task": {"eval_sets": [calls]}}, "test"))
+    rollout_settings(parse_config({"task": {"name": "calculator", "eval_sets": [calls]}}, "test"))
+
+
+def test_a_set_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Path) -> None:
+    config = parse_config({"task": {"eval_sets": [{"name": "gsm8k", "path": str(tmp_path / "no.jsonl")}]}}, "test")
+    with pytest.raises(DataError, match=r"no\.jsonl"):
+        check_data(config)
 
 
 @pytest.mark.parametrize(
