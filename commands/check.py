@@ -9,7 +9,7 @@ from commands.options import configuration
 from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import Config, task_sources
+from core.config import Config, every_source
 from core.errors import DataError
 from core.load import dump_config
 from core.machine import this_machine
@@ -108,8 +108,8 @@ def check_model_and_data(config: Config) -> str:
     counts = f"{len(items.train)} training problems, {len(items.evaluation)} evaluation problems"
     lines = [f"model: {model}", *(told or [f"data: {counts} (before the length filter)"])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
-    for label, _, source in task_sources(config.task):
-        own = [item for item in (*items.train, *items.evaluation) if item.source == label]
+    for label, _, source in every_source(config.task):
+        own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
         lines += [f"{label}: {len(own)} problems"] if label else []
         lines.append(_first_prompt(own[0], task.tokenizer if task else None))
         lines.append(check_judges(source, own, located(config.reward_model)))

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
-from core.config import Config, Device, RewardModelConfig, TaskConfig, task_sources, task_title
+from core.config import (
+    Config,
+    Device,
+    RewardModelConfig,
+    TaskConfig,
+    evaluation_sets,
+    task_sources,
+    task_title,
+)
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
@@ -23,6 +31,7 @@ from tasks.pass_at_k import Estimate, bootstrap, share
 from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent
+from trainer.evaluation.table import evaluation_table
 from trainer.local import single_process
 from trainer.model.files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
@@ -148,11 +157,17 @@ def evaluate_model(config: Config, task: "Task", model: str, device: Device, loc
 
 def check_unseen(task: TaskConfig, target: str) -> None:
     """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on. A run
-    holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides."""
+    holds out `task.eval_problems` of its data, or all of `task.eval_path`, and its evaluation sets. For generated
+    problems the hash decides."""
     run = run_of(Path(target))
     if run is None:
         return
-    trained = [source.config for source in task_sources(load_config(run.config).task)]
+    own = load_config(run.config).task
+    trained = [source.config for source in task_sources(own)]
+    learnt = {_place(known.path, known.split) for known in trained if known.path}
+    for one in evaluation_sets(task):
+        if _place(one.config.eval_path, one.config.eval_split) in learnt and one not in evaluation_sets(own):
+            raise ConfigError(f"task.eval_sets: {target} was trained on the rows of {one.label}; name other data")
     for asked in (source.config for source in task_sources(task)):
         for known in trained:
             if not asked.path or asked.eval_path or (asked.path, asked.split) != (known.path, known.split):
@@ -168,6 +183,11 @@ def check_unseen(task: TaskConfig, target: str) -> None:
                 )
 
 
+def _place(path: str, split: str) -> tuple[str, str]:
+    """What names the rows of a data set: a file has no splits."""
+    return path, "" if Path(path).is_file() else split
+
+
 def check_rival(model: str, rival: str) -> None:
     """Raises ConfigError when the two models have different vocabularies: the problems are tokenized only once."""
     inspect_model(rival, "--against")
@@ -176,19 +196,14 @@ def check_rival(model: str, rival: str) -> None:
 
 
 def print_evaluation(model: str, result: Evaluation) -> None:
-    """Print the estimates over all problems, by data set and by level."""
+    """Print the estimates over all problems, then by data set, level and evaluation set."""
     print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for k, estimate in result.overall.passes.items():
         print(f"  pass@{k:<15} {percent(estimate)}")
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
-    for level, scores in (*result.sources.items(), *result.levels.items()):
-        last = [f"pass@{k} {100 * estimate.mean:.1f} %" for k, estimate in scores.passes.items() if k == result.samples]
-        print(
-            f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} "
-            f"{', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
-        )
+    print(*(f"  {line}" for line in evaluation_table(evaluation_record(result))), sep="\n")
 
 
 def print_comparison(comparison: Comparison) -> None:

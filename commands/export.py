@@ -3,17 +3,20 @@
 import shutil
 import tempfile
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from core.config import Config, task_sources
+from core.config import Config, Source, evaluation_sets, task_sources
 from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.report import draw_curves
 from monitor.run_files import read_run
-from trainer.model.files import model_of
+from trainer.evaluation.table import evaluation_table
+from trainer.model.files import HUB_NAME, model_of
 
 HUB = "hub:"
 
@@ -46,22 +49,31 @@ def write_export(run: RunDirectory, folder: Path) -> None:
 
 
 def model_card(config: Config, run: RunDirectory) -> str:
-    """The text of the model card: base model, data, method, held-out success, curves, and how the run is repeated."""
-    parts = [source.config for source in task_sources(config.task)]
-    data = "; ".join(f"{part.path or f'generated ({part.name})'}, task `{part.name}`" for part in parts)
-    head = {"library_name": "transformers", "tags": ["reinforcement-learning", "ppo", "retrospective-replay"]}
-    if config.model.path != "starter" and not Path(config.model.path).exists():
-        head["base_model"] = config.model.path
+    """The text of the model card: base model, data, recipe, results, curves, and how the run is repeated."""
+    data = "; ".join(_data(source) for source in task_sources(config.task))
+    hub = sorted({source.config.path for source in task_sources(config.task) if on_hub(source.config.path)})
+    head: dict[str, object] = {
+        "library_name": "transformers",
+        "tags": ["reinforcement-learning", "ppo", "retrospective-replay"],
+        **({"base_model": config.model.path} if on_hub(config.model.path) else {}),
+        **({"datasets": [name.partition(":")[0] for name in hub]} if hub else {}),
+    }
+    evaluations = read_jsonl(run.evaluations)
     rows = [
         f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} "
         f"% | {line['problems']} |"
-        for line in read_jsonl(run.evaluations)
+        for line in evaluations
     ]
     table = ["| iteration | success | 95 % interval | problems |", "|---|---|---|---|", *rows]
-    method = (
-        f"Trained with {config.algorithm.estimator} for {config.run.iterations} iterations of {config.rollout.starts} "
-        f"starts x {config.rollout.samples} samples; replay share {config.replay.ratio}, "
-        f"ranking `{config.replay.ranking}`."
+    learner, rank = config.learner, config.learner.lora_rank
+    trained = (
+        f"LoRA of rank {rank}, alpha {learner.lora_alpha}; the adapters are in `adapter`" if rank else "all weights"
+    )
+    recipe = (
+        f"{config.algorithm.estimator}, {config.run.iterations} iterations of {config.rollout.starts} starts x "
+        f"{config.rollout.samples} samples, {trained}, learning rate {learner.policy_lr:g}, replay share "
+        f"{config.replay.ratio}, ranking `{config.replay.ranking}`, {config.replay.imitated} imitated successes, seed "
+        f"{config.run.seed}."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
@@ -69,13 +81,33 @@ def model_card(config: Config, run: RunDirectory) -> str:
         "A policy that Retrospect (PPO with retrospective replay, arXiv 2504.14363) trained from "
         f"`{config.model.path}`.",
         f"**Data.** {data}.",
-        f"**Method.** {method} Every setting is in `config.yaml`.",
-        "**Success on held-out problems**, greedy, from the prompt:",
+        f"**Recipe.** {recipe} Every setting is in `config.yaml`.",
+        "**Results.** Success on held-out problems, greedy, from the prompt:",
         "\n".join(table),
+        *_sets(config, evaluations),
         "![curves](curves.png)",
         "**Again:** `python launch.py train --config config.yaml`",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def on_hub(path: str) -> bool:
+    """Whether a model or data set is named as on the hub ('owner/name', 'owner/name:subset'), and is no file here."""
+    name = path.partition(":")[0]
+    return "/" in name and HUB_NAME.fullmatch(name) is not None and not Path(path).exists()
+
+
+def _data(source: Source) -> str:
+    return f"{source.config.path or 'generated'}, task `{source.config.name}`"
+
+
+def _sets(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The newest evaluation by data set, level and evaluation set, if there are evaluation sets."""
+    if not (evaluations and evaluations[-1].get("sets")):
+        return []
+    data = "; ".join(f"{one.label}: {_data(one)}" for one in evaluation_sets(config.task))
+    lines = "\n".join(evaluation_table(evaluations[-1]))
+    return [f"After iteration {evaluations[-1]['iteration']}, with evaluation sets ({data}):", f"```\n{lines}\n```"]
 
 
 def upload(folder: Path, name: str, private: bool) -> str:

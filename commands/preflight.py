@@ -3,7 +3,7 @@
 import socket
 
 from actors.options import check_options, check_sampling_values, check_training_options
-from core.config import ClusterConfig, Config, task_sources
+from core.config import ClusterConfig, Config, every_source
 from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Resources, batch_plan, check_machine, choose_device
@@ -23,7 +23,7 @@ def preflight(config: Config, *, local: bool = False, offline: bool = False) -> 
     check_configuration(config)
     if not offline:
         check_surroundings(config, local)
-        check_rewards(config)
+        check_data(config)
 
 
 def check_configuration(config: Config) -> None:
@@ -68,13 +68,14 @@ def check_port(cluster: ClusterConfig, port: int) -> None:
         ) from None
 
 
-def check_rewards(config: Config) -> None:
-    """Try the user's own rewards on a few problems. Raises ConfigError, DataError."""
-    sources = [source for source in task_sources(config.task) if source.config.own_rewards]
-    if sources:
-        train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
+def check_data(config: Config) -> None:
+    """Read the evaluation sets, and try the user's own rewards on a few problems. Raises ConfigError, DataError."""
+    sources = [source for source in every_source(config.task) if source.config.own_rewards]
+    if sources or config.task.eval_sets:
+        items = task_items(config.task, derive(config.run.seed, "task"))
         for label, _, source in sources:
-            probe_reward(source, [item for item in (*train, *evaluation) if item.source == label])
+            own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
+            probe_reward(source, own)
 
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:

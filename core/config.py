@@ -15,6 +15,7 @@ from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, Sft
 from core.sections.tasks import (
     CodeConfig,
     Columns,
+    EvaluationSetConfig,
     FewShot,
     RewardConfig,
     SandboxMode,
@@ -22,6 +23,8 @@ from core.sections.tasks import (
     SourceConfig,
     StarterConfig,
     TaskConfig,
+    evaluation_sets,
+    every_source,
     task_sources,
     task_title,
 )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from core import ROOT
 from core.command_line import FIELDS, OptionParser, nearest
-from core.config import Config
+from core.config import Config, EvaluationSetConfig, SourceConfig
 from core.errors import ConfigError
 
 
@@ -80,8 +80,11 @@ def explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         names = [*Config.model_fields, *FIELDS]
-        meant = re.sub(r"^task\.sources\.[0-9]+", "task", where)  # a data set of a mixture has the section's fields
-        return f"unknown key {where!r}; the nearest valid name is {nearest(meant, names)!r}"
+        if part := re.match(r"task\.(sources|eval_sets)\.[0-9]+\.", where):
+            kind = SourceConfig if part[1] == "sources" else EvaluationSetConfig
+            below = [name.removeprefix("task.") for name in FIELDS if name.startswith(("task.columns.", "task.code."))]
+            names = [f"{part[0]}{field}" for field in (*kind.model_fields, *below)]
+        return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
 
 

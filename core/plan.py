@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, Config, Device, LearnerConfig, task_sources
+from core.config import ClusterConfig, Config, Device, LearnerConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
 
@@ -162,7 +162,7 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
-    for source in task_sources(config.task):
+    for source in every_source(config.task):
         task = source.config
         if task.min_operations > task.max_operations:
             raise ConfigError(
@@ -249,7 +249,7 @@ def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The actor that serves rewards to the task dialogue."""
-    judged = sum(source.config.name == "dialogue" for source in task_sources(config.task))
+    judged = sum(source.config.name == "dialogue" for source in every_source(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
     return (Bundle("reward model", judged, settings.cpus, gpus),) if judged else ()

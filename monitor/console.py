@@ -171,7 +171,7 @@ class RunConsole:
 
     def note(self, text: str) -> None:
         """Show a line that stays (above the table): a checkpoint, a restart, an evaluation."""
-        self._print(" ".join(text.split()))
+        self._print(" ".join(text.splitlines()))
 
     def phase(self, text: str) -> None:
         """Name the current phase ("generate") next to the progress bar."""

@@ -18,8 +18,9 @@ from core.load import dump_config, setting
 from core.run_directory import read_jsonl, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
-from monitor.run_files import RunFiles, answers, evaluation_rows, series
+from monitor.run_files import RunFiles, answers, series
 from monitor.store_view import open_store
+from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import PHASES
 
 OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
@@ -61,7 +62,7 @@ def write_page(files: Sequence[RunFiles], path: Path) -> None:
         curves=curves(named),
         phases=[phases(item) for item in files],
         difficulty=[chart for chart in difficulty if chart.labels],
-        levels=[row for item in files for row in _levels(item)],
+        evaluated=[row for item in files for row in _evaluated(item)],
         stores=[store for item in files if (store := _store(item))],
         answers=[row for item in files for row in _answers(item)],
         samples=[_samples(item) for item in files],
@@ -134,23 +135,31 @@ def phases(item: RunFiles) -> Chart:
 
 
 def _difficulty(label: str, members: Sequence[RunFiles]) -> Chart:
-    """Held-out success of a group over the iterations, of all problems and by level."""
-    runs: list[dict[str, dict[int, float]]] = []  # of each run by level and iteration
+    """Success of a group over the iterations: of all held-out problems, by level, and of the evaluation sets."""
+    runs: list[dict[str, dict[int, float]]] = []  # of each run by set and iteration
     for item in members:
         runs.append({})
         for line in item.evaluations:
             for row in evaluation_rows(line):
-                runs[-1].setdefault(row["level"], {})[line["iteration"]] = row["success"]
-    levels = dict.fromkeys(level for run in runs for level in run)
-    lines = {level: over_seeds(run.get(level, {}) for run in runs) for level in levels}
-    return line_chart(f"Held-out success by difficulty: {label}", "share", lines, (0, 1))
+                runs[-1].setdefault(row["set"], {})[line["iteration"]] = row["success"]
+    sets = dict.fromkeys(name for run in runs for name in run)
+    lines = {name: over_seeds(run.get(name, {}) for run in runs) for name in sets}
+    return line_chart(f"Success on what is evaluated: {label}", "share", lines, (0, 1))
 
 
-def _levels(item: RunFiles) -> list[tuple[object, ...]]:
-    """The newest evaluation of a run, if there is one: a row of all problems, then one for each level."""
+def _evaluated(item: RunFiles) -> list[tuple[object, ...]]:
+    """The newest evaluation of a run, if there is one, with avg@k and pass@k where responses were sampled."""
     shown = "{success:.1%} ({low:.1%} to {high:.1%})".format
+    sampled = "avg@{samples} {average:.1%} ({average_low:.1%} to {average_high:.1%}), pass@{samples} {any:.1%}".format
     return [
-        (item.run.name, line["iteration"], row["level"], row["problems"], shown(**row))
+        (
+            item.run.name,
+            line["iteration"],
+            row["set"],
+            row["problems"],
+            shown(**row),
+            sampled(**row) if row.get("samples") else "",
+        )
         for line in item.evaluations[-1:]
         for row in evaluation_rows(line)
     ]

@@ -13,6 +13,7 @@ from monitor.charts import save_picture
 from monitor.console import byte_count, duration
 from monitor.page import curves, phases, write_page
 from monitor.run_files import RunFiles, answers, series
+from trainer.evaluation.table import evaluation_table
 
 HELD_OUT = "success, held-out problems"
 ANSWERS = 3  # held-out problems whose answers before and after the training stand in the summary
@@ -59,6 +60,7 @@ def summary(item: RunFiles) -> str:
     gap = max((m.logprob_gap for m in metrics if not math.isnan(m.logprob_gap)), default=math.nan)
     lines += [
         "",
+        *_sets_table(item),
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
@@ -85,6 +87,12 @@ def _intervals(item: RunFiles) -> str:
         return ""
     ends = [f"{line['low']:.3f} to {line['high']:.3f}" for line in (item.evaluations[0], item.evaluations[-1])]
     return f"  95 % intervals {ends[0]} and {ends[1]}, {item.evaluations[-1]['problems']} problems"
+
+
+def _sets_table(item: RunFiles) -> list[str]:
+    """The newest evaluation, where there are evaluation sets."""
+    shown = [line for line in item.evaluations[-1:] if line.get("sets")]
+    return [*(f"  {line}" for line in evaluation_table(shown[0])), ""] if shown else []
 
 
 def _answers_table(item: RunFiles) -> list[str]:

@@ -1,7 +1,6 @@
 """The files that a report reads of a run, running or not: configuration, iterations, evaluations."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,10 +63,3 @@ def series(item: RunFiles, name: str) -> dict[int, float]:
     if name != "evaluation_success":
         return found
     return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | found
-
-
-def evaluation_rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line of evaluations.jsonl as rows: all problems, then each level."""
-    names = ("problems", "success", "low", "high")
-    levels = [level for level in line["levels"] if level["level"]]
-    return [{"level": one.get("level", "all")} | {name: one[name] for name in names} for one in (line, *levels)]

@@ -18,7 +18,7 @@ from core.errors import ConfigError
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from core.tools import imported
-from monitor.run_files import evaluation_rows
+from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 Rows = Sequence[Mapping[str, Any]]
@@ -61,7 +61,11 @@ class TrackerSink:
         for line in read_jsonl(self._run.evaluations):
             if self._shown < line["iteration"] <= step:
                 rows = evaluation_rows(line)
-                values = {f"evaluation/{row['level']}": row["success"] for row in rows}
+                values = {f"evaluation/{row['set']}": row["success"] for row in rows}
+                for row in rows:
+                    if k := row.get("samples"):
+                        own = f"evaluation/{row['set']}"
+                        values |= {f"{own}_avg@{k}": row["average"], f"{own}_pass@{k}": row["any"]}
                 self._tracker.numbers(line["iteration"], values)
                 self._tracker.table(line["iteration"], "evaluation", rows)
         if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):
@@ -118,7 +122,7 @@ class TensorBoard(Tracker):
 
     def table(self, step: int, name: str, rows: Rows) -> None:
         """A Markdown table."""
-        lines = [[str(cell) for cell in row.values()] for row in rows]
+        lines = [["" if cell is None else str(cell) for cell in row.values()] for row in rows]
         cells = [["".join(_MARKDOWN.get(one, one) for one in cell) for cell in line] for line in lines]
         head = list(rows[0])
         text = "\n".join("|" + "|".join(line) + "|" for line in (head, ["---"] * len(head), *cells))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates cpu.txt, gpu.txt, dev.txt and docs.txt from pyproject.toml. Needs `uv` (make setup installs it; or pip install uv).
+# Regenerates cpu.txt, gpu.txt, dev.txt, reasoning.txt and docs.txt from pyproject.toml. Needs `uv` (make setup installs it; or pip
+# install uv).
 # Where uv finds the CPU build of torch goes into CPU_OPTIONS, e.g. CPU_OPTIONS='--find-links /path/to/wheels'.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -15,8 +16,10 @@ extra() { # extra NAME: the packages of an extra alone
 }
 CPU_OPTIONS=${CPU_OPTIONS:---torch-backend cpu}
 # shellcheck disable=SC2086
-compile ../pyproject.toml cpu.txt --extra cpu --excludes excludes.txt $CPU_OPTIONS
+compile ../pyproject.toml cpu.txt --extra cpu --excludes excludes.txt -c constraints.txt $CPU_OPTIONS
 compile ../pyproject.toml gpu.txt --extra gpu --python-platform x86_64-manylinux_2_28
-# shellcheck disable=SC2086
-extra dev | compile - dev.txt -c cpu.txt $CPU_OPTIONS
+for extra in dev reasoning; do
+    # shellcheck disable=SC2086
+    extra $extra | compile - $extra.txt -c cpu.txt $CPU_OPTIONS
+done
 extra docs | compile - docs.txt

@@ -2,10 +2,10 @@
 file of its own and a line in `TASKS` (`core/sections/tasks.py`)."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from core.config import Columns, TaskConfig, task_sources
+from core.config import Columns, TaskConfig, evaluation_sets, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.sections.tasks import TASKS
 from core.tools import imported
@@ -25,7 +25,7 @@ from tasks.problems import (
     split_items,
     text_of,
 )
-from tasks.sources import BadRowsError, Row
+from tasks.sources import BadRow, BadRowsError, Row, read_rows
 from tasks.synthetic.generated import Puzzle, puzzle_items
 
 Answer = Callable[[str], str | None]  # response -> final answer, equal texts for equal answers; None if there is none
@@ -33,13 +33,15 @@ Answer = Callable[[str], str | None]  # response -> final answer, equal texts fo
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """What a kind of task needs. Its problems are generated from `puzzle`, or read from rows by `read`."""
+    """What a kind of task needs. Its problems are generated from `puzzle`, or read by `read` from rows."""
 
     # import path of a function (reference, response) -> Verdict, or of one from TaskConfig to it; empty: a reward model
     # or the user's own reward judges, and rows need no gold answer
     verifier: str
     puzzle: Puzzle | None = None
     read: Read | None = None
+    # (config, seed, whether they are held out) -> rows that the kind makes itself; None: those of `task.path`
+    rows: Callable[[TaskConfig, int, bool], Sequence[Row]] | None = None
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
     # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell
@@ -91,62 +93,94 @@ def task_tool(config: TaskConfig) -> str:
 def judged_by_model(config: TaskConfig) -> bool:
     """Whether responses to the task, or to one data set of its mixture, are scored by a reward model. Raises
     ConfigError when nothing judges them."""
-    judged = [find_kind(source.config.name) for source in task_sources(config) if not source.config.own_rewards]
+    judged = [find_kind(source.config.name) for source in every_source(config) if not source.config.own_rewards]
     if PROMPTS in judged:
         raise ConfigError("task prompts has no judge: give task.reward, or take the task whose judge fits your answers")
     return any(not kind.verifier for kind in judged)
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:
-    """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in
-    none. `seed` changes only generated training problems. Raises DataError, ConfigError."""
-    sources = task_sources(config)
+    """The problems of a task: those of all data sets of a mixture, and of the evaluation sets. A prompt held out in one
+    of them is trained on in none. `seed` changes only generated training problems. Raises DataError, ConfigError."""
+    sources, sets = task_sources(config), evaluation_sets(config)
     parts = [(source, *_source_items(source.config, seed)) for source in sources]
-    refused = [row for source, part, _ in parts if source.config.bad_rows == "refuse" for row in part.left_out.bad_rows]
-    if refused:
+    shown = [(one, *_set_items(one.config, seed)) for one in sets]
+    bad = [(source, part.left_out.bad_rows) for source, part, _ in parts] + [(one, rows) for one, _, rows in shown]
+    if refused := [row for source, rows in bad if source.config.bad_rows == "refuse" for row in rows]:
         raise BadRowsError(refused)
-    kept_out = frozenset().union(*(prompts for _, _, prompts in parts))
+    left_out = LeftOut(
+        sum(part.left_out.duplicates for _, part, _ in parts), bad_rows=tuple(row for _, rows in bad for row in rows)
+    )
+    kept_out = frozenset().union(*(prompts for _, _, prompts in parts), *(_digests(items) for _, items, _ in shown))
     for source in sources:
         for example in source.config.examples:
             if prompt_digest(example.prompt) in kept_out:
                 raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
-    train = [
-        replace(item, source=source.label)
+    train = {
+        source.label: [item for item in part.train if prompt_digest(item.prompt) not in kept_out]
         for source, part, _ in parts
-        for item in part.train
-        if prompt_digest(item.prompt) not in kept_out
-    ]
-    evaluation = [replace(item, source=source.label) for source, part, _ in parts for item in part.evaluation]
-    bad = tuple(row for _, part, _ in parts for row in part.left_out.bad_rows)
-    return Items(train, evaluation, LeftOut(sum(part.left_out.duplicates for _, part, _ in parts), bad_rows=bad))
+    }
+    for label, items in train.items():
+        if not items:
+            raise DataError(
+                f"task {label or config.name}: every training prompt is also evaluated; give task.eval_sets other data"
+            )
+    return Items(
+        [replace(item, source=label) for label, items in train.items() for item in items],
+        [replace(item, source=source.label) for source, part, _ in parts for item in part.evaluation],
+        left_out,
+        [replace(item, source=one.label) for one, items, _ in shown for item in items[: one.config.problems or None]],
+    )
 
 
 def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]:
     """The problems of one data set, before they are compared with the others', and digests of all that it holds out."""
     kind = find_kind(config.name)
     if kind.puzzle is not None:
-        form, _ = prompt_form(config)
-        lengths = range(config.min_operations, config.max_operations + 1)
-        train, evaluation = (
-            [replace(item, form=form) for item in puzzle_items(kind.puzzle, seed, lengths, count, evaluation=held_out)]
-            for count, held_out in ((config.problems or GENERATED, False), (config.eval_problems, True))
-        )
-        return Items(train, evaluation, LeftOut()), frozenset()  # the hash decides which are held out
-    if kind.read is None or not config.path:
-        raise DataError(
-            f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
-        )
-    answers = bool(kind.verifier)
-    items, bad = read_items(config, kind.read, config.path, config.split, answers=answers)
+        train = _puzzles(kind.puzzle, config, seed, held_out=False)
+        return Items(train, _puzzles(kind.puzzle, config, seed, held_out=True), LeftOut()), frozenset()
+    items, bad = _read(kind, config, seed, held_out=False)
     rows = None
-    if config.eval_path:
-        rows, more = read_items(config, kind.read, config.eval_path, config.eval_split, answers=answers)
+    if config.eval_path or kind.rows is not None:
+        rows, more = _read(kind, config, seed, held_out=True)
         bad += more
     if bad and config.bad_rows == "refuse":
         return Items([], [], LeftOut(bad_rows=tuple(bad))), frozenset()
     train, evaluation, duplicates = split_items(config, items, rows)
-    kept_out = frozenset(prompt_digest(item.prompt) for item in (evaluation if rows is None else rows))
-    return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), kept_out
+    return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), _digests(rows or evaluation)
+
+
+def _set_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[BadRow]]:
+    """All problems of an evaluation set, each prompt once, and its bad rows."""
+    kind = find_kind(config.name)
+    if kind.puzzle is not None:
+        return _puzzles(kind.puzzle, config, seed, held_out=True), []
+    items, bad = _read(kind, config, seed, held_out=True)
+    unique = {prompt_digest(item.prompt): item for item in reversed(items)}
+    return [*reversed(unique.values())], bad
+
+
+def _puzzles(puzzle: Puzzle, config: TaskConfig, seed: int, *, held_out: bool) -> list[Item]:
+    """Generated problems; the hash of their text decides which are held out."""
+    form, _ = prompt_form(config)
+    lengths = range(config.min_operations, config.max_operations + 1)
+    count = config.eval_problems if held_out else config.problems or GENERATED
+    return [replace(item, form=form) for item in puzzle_items(puzzle, seed, lengths, count, evaluation=held_out)]
+
+
+def _read(kind: TaskKind, config: TaskConfig, seed: int, *, held_out: bool) -> tuple[list[Item], list[BadRow]]:
+    """The items of the training or the held-out rows of a data set, and its bad rows."""
+    path, split = (config.eval_path, config.eval_split) if held_out else (config.path, config.split)
+    if kind.read is None or not (path or config.path):
+        raise DataError(
+            f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
+        )
+    rows = read_rows(path, split) if kind.rows is None else kind.rows(config, seed, held_out)
+    return read_items(config, kind.read, path or config.path, rows, answers=bool(kind.verifier))
+
+
+def _digests(items: Sequence[Item]) -> frozenset[str]:
+    return frozenset(prompt_digest(item.prompt) for item in items)
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
@@ -154,9 +188,14 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
     rows of `eval_path` are included, not only `eval_problems`. Empty without data."""
     items: list[Item] = []
+    for one in evaluation_sets(config):
+        found, bad = _set_items(one.config, seed)
+        if bad and one.config.bad_rows == "refuse":
+            raise BadRowsError(bad)
+        items += found
     for source in task_sources(config):
         kind, data = find_kind(source.config.name), source.config
-        if kind.read is not None and data.eval_path:
+        if kind.read is not None and kind.rows is None and data.eval_path:
             items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=bool(kind.verifier))
         elif kind.puzzle is not None or data.path:
             items += task_items(data, seed).evaluation

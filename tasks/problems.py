@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from core.config import Columns, FewShot, TaskConfig, task_sources
+from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.records import Problem
 from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
@@ -101,11 +101,12 @@ Kind = TypeVar("Kind")
 
 
 class Split(NamedTuple, Generic[Kind]):
-    """The problems of a task. No prompt is in both lists."""
+    """The problems of a task. No prompt to train on is also evaluated."""
 
     train: list[Kind]
     evaluation: list[Kind]
     left_out: LeftOut
+    sets: Sequence[Kind] = ()  # of all evaluation sets
 
 
 Items = Split[Item]
@@ -199,11 +200,10 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
 
 
 def read_items(
-    config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True
+    config: TaskConfig, read: Read, path: str, given: Sequence[Any], *, answers: bool = True
 ) -> tuple[list[Item], list[BadRow]]:
-    """Items of the data set at `path`, and its bad rows. `answers`: whether gold answers are required. Raises DataError
-    for a data set that cannot be read or has only bad rows, ConfigError for a wrong template."""
-    given: Sequence[Any] = read_rows(path, split)
+    """Items of the rows `given` of the data set at `path`, and its bad rows. `answers`: whether gold answers are
+    required. Raises DataError if all rows are bad, ConfigError for a wrong template."""
     columns = recognised(config.columns, given)
     config = config.model_copy(update={"columns": columns})
     rows = [row if isinstance(row, BadRow) else with_fields(row, columns) for row in given]
@@ -253,8 +253,9 @@ def _with_row(config: TaskConfig, item: Item, row: Row, given: Row) -> Item:
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
-    """As `read_items`. Raises BadRowsError for bad rows unless `task.bad_rows` skips them."""
-    items, bad = read_items(config, read, path, split, answers=answers)
+    """The items of the data set at `path`. Raises DataError for one that cannot be read, BadRowsError for bad rows
+    unless `task.bad_rows` skips them."""
+    items, bad = read_items(config, read, path, read_rows(path, split), answers=answers)
     if bad and config.bad_rows == "refuse":
         raise BadRowsError(bad)
     return items
@@ -357,37 +358,36 @@ def encode_problems(
             return None
         return _Encoded(item, prompt, respond(tokenizer, item.solution) if item.solution is not None else None)
 
-    train, evaluation = (
-        [one for item in part if (one := _encoded(item)) is not None] for part in (items.train, items.evaluation)
-    )
-    sources = {source.label: source.config for source in task_sources(config)}
-    refused = [row for item, row in bad if sources[item.source].bad_rows == "refuse"]
-    if refused:
+    parts = (items.train, items.evaluation, items.sets)
+    train, evaluation, sets = ([one for item in part if (one := _encoded(item)) is not None] for part in parts)
+    strict = {source.label for source in every_source(config) if source.config.bad_rows == "refuse"}
+    if refused := [row for item, row in bad if item.source in strict]:
         raise BadRowsError(refused)
-    both = [*train, *evaluation]
+    both, labels = [*train, *evaluation], [source.label for source in task_sources(config)]
     solutions = {
         label: [len(one.solution) for one in both if one.solution is not None and one.item.source == label]
-        for label in sources
+        for label in labels
     }
-    limits = chosen_limits(limits, [len(one.prompt) for one in both], [*solutions.values()], context)
-    kept = [[one for one in part if 0 < len(one.prompt) <= limits.prompt] for part in (train, evaluation)]
-    for kind, part, given in (("training", kept[0], items.train), ("evaluation", kept[1], items.evaluation)):
-        for label, source in sources.items():
-            if not any(one.item.source == label for one in part):
-                count = sum(item.source == label for item in given)
+    prompts = [len(one.prompt) for one in (*both, *sets)]
+    limits = chosen_limits(limits, prompts, [*solutions.values()], context)
+    kept = [[one for one in part if 0 < len(one.prompt) <= limits.prompt] for part in (train, evaluation, sets)]
+    for number, given in enumerate(parts):
+        for label in labels if number < 2 else dict.fromkeys(item.source for item in given):
+            if not any(one.item.source == label for one in kept[number]):
+                count, kind = sum(item.source == label for item in given), "evaluation" if number else "training"
                 raise DataError(
-                    f"task {label or source.name}: all {count} {kind} prompts are longer than "
+                    f"task {label or config.name}: all {count} {kind} prompts are longer than "
                     f"rollout.max_prompt_tokens = {limits.prompt}; raise it"
                 )
     left_out = LeftOut(
         items.left_out.duplicates,
-        len(both) - sum(map(len, kept)),
+        len(prompts) - sum(map(len, kept)),
         sum(length > limits.response for lengths in solutions.values() for length in lengths),
         (*items.left_out.bad_rows, *(row for _, row in bad)),
         sum(map(len, solutions.values())),
     )
-    parts = [[_problem(config, one, limits) for one in part] for part in kept]
-    return Split(parts[0], parts[1], left_out), limits
+    found = [[_problem(config, one, limits) for one in part] for part in kept]
+    return Split(found[0], found[1], left_out, found[2]), limits
 
 
 def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.config import RewardModelConfig, TaskConfig, task_sources
+from core.config import RewardModelConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
 from tasks.judging import Judges, start_judges
@@ -28,9 +28,17 @@ from tasks.rewards.combined import Rewards
 class JudgedSource:
     """One data set of a task: its share of the fresh problems, its kind, and its judges."""
 
-    weight: float
+    weight: float  # 0: it is only evaluated
     kind: TaskKind
     judges: Judges
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """Problems that are evaluated beside the held-out ones."""
+
+    problems: list[Problem]
+    samples: int  # sampled responses per problem besides the greedy one; 0: as many as for the held-out problems
 
 
 class Task:
@@ -47,16 +55,23 @@ class Task:
         tokenizer: Tokenizer,
         fingerprint: str,
         rows: Mapping[tuple[str, str], str],
+        samples: Mapping[str, int],
     ) -> None:
-        """`sources`: by label, which is empty if there is only one. `rows`: what `rows_of` kept of them."""
+        """`sources`: by label, which is empty if there is only one data set. `rows`: what `rows_of` kept of them.
+        `samples`: of each evaluation set."""
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
+        self.sets = {
+            label: EvaluationSet([problem for problem in split.sets if problem.source == label], count)
+            for label, count in samples.items()
+        }
         self.limits = limits
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
-        self.weights = {label: source.weight for label, source in sources.items() if label}  # of a mixture
+        self.weights = {label: source.weight for label, source in sources.items() if label and source.weight}
         self._sources, self._rows = sources, rows
-        self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
-        self._problems = {problem.id: problem for problem in (*self.train, *self.evaluation)}
+        self.evaluated = (*self.evaluation, *split.sets)  # with the evaluation sets
+        self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluated}
+        self._problems = {problem.id: problem for problem in (*self.train, *self.evaluated)}
 
     def prefix_is_wrong(self, problem_id: str, response: IntArray, *, exact: bool = False) -> bool | None:
         """Whether the beginning of a response [R] is wrong already, whatever follows; None if that cannot be told.
@@ -139,7 +154,7 @@ class Task:
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]
         own = source.judges
-        if source.kind.puzzle is not None or (isinstance(own, Rewards) and not own.asks.nothing):
+        if source.kind.puzzle or source.kind.rows or (isinstance(own, Rewards) and not own.asks.nothing):
             return answers  # the judge compares with the problem, not with an answer
 
         def _same(pairs: list[tuple[int, int]]) -> list[bool]:
@@ -150,8 +165,12 @@ class Task:
 
     def close(self) -> None:
         """End the judging processes."""
-        for source in self._sources.values():
-            source.judges.close()
+        for judges in {id(source.judges): source.judges for source in self._sources.values()}.values():
+            judges.close()
+
+
+JUDGING = {"name", "reward", "rewards", "judge_workers", "judge_timeout", "judge_memory_gib", "sandbox", "code"}
+"""The fields by which the judges of two data sets differ. Those that agree in them share their processes."""
 
 
 def build_task(
@@ -170,16 +189,20 @@ def build_task(
     """
     items = task_items(config, seed)
     split, limits = encode_problems(config, tokenizer, items, limits, context)
-    parts = task_sources(config)
-    name = "+".join(f"{label}:{one.name}" if label else one.name for label, _, one in parts)
+    parts = every_source(config)
+    name = "+".join(f"{label}:{one.name}" if label else one.name for label, weight, one in parts if weight)
+    samples = {one.label: given.samples for one, given in zip(evaluation_sets(config), config.eval_sets, strict=True)}
     with ExitStack() as started:  # a judge that does not start ends the others
-        sources = {}
+        sources: dict[str, JudgedSource] = {}
+        shared: dict[str, Judges] = {}
         for label, weight, one in parts:
-            judges = start_judges(one, reward_model)
-            started.callback(judges.close)
-            sources[label] = JudgedSource(weight, find_kind(one.name), judges)
+            alike = one.model_dump_json(include=JUDGING)
+            if alike not in shared:
+                shared[alike] = start_judges(one, reward_model)
+                started.callback(shared[alike].close)
+            sources[label] = JudgedSource(weight, find_kind(one.name), shared[alike])
         fingerprint = task_fingerprint(name, split.train, tokenizer)
-        task = Task(sources, split, limits, tokenizer, fingerprint, rows_of(sources, items))
+        task = Task(sources, split, limits, tokenizer, fingerprint, rows_of(sources, items), samples)
         started.pop_all()
     return task
 
@@ -187,7 +210,7 @@ def build_task(
 def rows_of(sources: Mapping[str, JudgedSource], items: Items) -> dict[tuple[str, str], str]:
     """By data set and question, as JSON: file and row, and the columns that the user's own rewards ask for."""
     found = {}
-    for item in (*items.train, *items.evaluation):
+    for item in (*items.train, *items.evaluation, *items.sets):
         judges = sources[item.source].judges
         if isinstance(judges, Rewards):
             found[item.source, item.prompt] = json.dumps([item.where, item.kept(judges.asks)], default=str)

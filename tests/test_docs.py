@@ -4,8 +4,12 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from core.config import Config
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
@@ -67,15 +71,30 @@ def test_recipes_that_are_named_exist() -> None:
     assert sorted(named) == sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 
 
-def test_the_recipes_of_the_page_on_data_are_valid() -> None:
+def recipes_of(page: str) -> "list[Config]":
+    """The recipes of a page, each of them valid."""
     import yaml
 
     from core.load import parse_config
     from core.plan import batch_plan
 
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"), re.DOTALL)
-    configs = [parse_config(yaml.safe_load(block), "docs/data.md") for block in blocks]
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    configs = [parse_config(yaml.safe_load(block), page) for block in blocks]
     assert all(batch_plan(config) for config in configs)
+    return configs
+
+
+def test_the_recipes_of_the_page_on_tasks_are_valid() -> None:
+    from core.config import evaluation_sets
+
+    gym, sets = recipes_of("docs/tasks.md")
+    assert gym.task.parameters == {"max_animals": 4}
+    assert [one.label for one in evaluation_sets(sets.task)] == ["math500", "aime", "legs"]
+    assert [one.samples for one in sets.task.eval_sets] == [0, 32, 0]
+
+
+def test_the_recipes_of_the_page_on_data_are_valid() -> None:
+    configs = recipes_of("docs/data.md")
     assert [len(config.task.sources) for config in configs] == [0, 0, 0, 0, 0, 2]
     assert [reward.title for reward in configs[3].task.own_rewards] == ["task", "format_reward_func", "model"]
     assert configs[4].task.examples[0].response == "2 + 3 = 5\n#### 5"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from core.config import Config, Device, RolloutConfig
+from core.config import Config, Device, RolloutConfig, evaluation_sets
 from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
@@ -95,10 +95,15 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
 
 
 def rollout_settings(config: Config) -> RolloutConfig:
-    """The rollout section; its tool is the task's own where none is named. Raises ConfigError."""
-    from tasks.kinds import task_tool
+    """The rollout section; its tool is the task's own where none is named. Raises ConfigError, also for an evaluation
+    set that needs another one."""
+    from tasks.kinds import find_kind, task_tool
 
-    return config.rollout.model_copy(update={"tool": config.rollout.tool or task_tool(config.task)})
+    tool = config.rollout.tool or task_tool(config.task)
+    for one in evaluation_sets(config.task):
+        if find_kind(one.config.name).tool not in ("", tool):
+            raise ConfigError(f"task.eval_sets: {one.label} needs a tool that the run does not have; leave it out")
+    return config.rollout.model_copy(update={"tool": tool})
 
 
 def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:

@@ -19,8 +19,9 @@ from core.run_directory import RunDirectory, keep_lines, write_atomically, write
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
 from trainer.collect import collect_metrics
-from trainer.evaluation.files import append_evaluation, response_rows, write_responses
+from trainer.evaluation.files import append_evaluation, evaluation_record, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
+from trainer.evaluation.table import evaluation_table
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings
@@ -116,6 +117,7 @@ def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Inte
             with stop.interruptible():
                 first = _evaluate(session, 0, PhaseClock(outputs.phase))
             outputs.note(f"before training: {describe_evaluation(first)}")
+            _note_sets(outputs, first)
         for number in range(progress.iteration + 1, session.schedule.iterations + 1):
             progress = _step(session, outputs, progress, number, PhaseClock(outputs.phase), stop)
             if number < session.schedule.iterations:
@@ -186,6 +188,8 @@ def _finish(
     write_samples(session.directory, number, result.scored, parts.task.decode, parts.by_id)
     for sink in outputs.sinks:
         sink.write(metrics)
+    if evaluation is not None:
+        _note_sets(outputs, evaluation)
     _note_first_failure(session, outputs, result)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
     progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
@@ -196,6 +200,13 @@ def _finish(
     if failure:
         raise failure
     return progress
+
+
+def _note_sets(outputs: Outputs, evaluation: Evaluation) -> None:
+    """Show an evaluation as a table if it has evaluation sets."""
+    if evaluation.sets:
+        for line in evaluation_table(evaluation_record(evaluation)):
+            outputs.note(line)
 
 
 def _note_first_failure(session: Session, outputs: Outputs, result: IterationResult) -> None:

@@ -12,6 +12,7 @@ from core.sections.base import (
     AutoCount,
     Count,
     NonNegative,
+    Options,
     Positive,
     Section,
     UnitInterval,
@@ -30,6 +31,7 @@ TASKS = {
     "stories": "tasks.synthetic.stories:TASK",
     "calculator": "tasks.synthetic.calculator:TASK",
     "sums": "tasks.synthetic.sums:TASK",
+    "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
     "gsm8k": "tasks.mathematics.answers:GSM8K",
     "math": "tasks.mathematics.answers:MATH",
     "mbpp": "tasks.code.formats:MBPP",
@@ -157,23 +159,19 @@ class RewardConfig(Section):
         return self.label or (urlsplit(self.name).netloc if self.remote else self.name.rpartition(":")[2])
 
 
-class DataConfig(Section):
-    """A data set, the form of its prompts, and the judge of its responses."""
+class ProblemsConfig(Section):
+    """Problems, the form of their prompts, and the judge of their responses."""
 
     name: Annotated[str, AfterValidator(one_of(tuple(TASKS), "task"))] = Field(
         "arithmetic",
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
-    eval_path: str = ""
-    """Data set of the evaluation problems; empty: `eval_problems` are held out of `path`."""
-    eval_split: str = "test"
-    """Split of a Hugging Face data set to evaluate on."""
-    eval_problems: Count = 256
-    """Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store."""
+    parameters: Options = Field({})
+    """Task reasoning_gym: parameters of its data set by name, all but seed and size."""
     columns: Columns = Columns()
     template: str = "{prompt}"
     """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text."""
@@ -220,18 +218,45 @@ class DataConfig(Section):
         return self.rewards or ((RewardConfig(name=self.reward),) if self.reward else ())
 
 
-class SourceConfig(DataConfig):
-    """One data set of a mixture. A field that it leaves out has the value of the task section."""
+class DataConfig(ProblemsConfig):
+    """Problems to train on, and others that are held out."""
+
+    eval_path: str = ""
+    """Data set of the evaluation problems; empty: `eval_problems` are held out of `path`."""
+    eval_split: str = "test"
+    """Split of a Hugging Face data set to evaluate on."""
+    eval_problems: Count = 256
+    """Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store."""
+
+
+class PartConfig(ProblemsConfig):
+    """One data set of several. A field that it leaves out has the value of the task section."""
 
     label: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """What metrics and evaluations call this data set; empty: its task's name."""
-    weight: Positive = 1.0
-    """Share of the fresh problems, relative to the other data sets."""
 
     @model_serializer(mode="wrap")
     def _given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The fields that were given: the others stay those of the task section when the file is read again."""
         return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
+
+
+class SourceConfig(DataConfig, PartConfig):
+    """One data set of a mixture."""
+
+    weight: Positive = 1.0
+    """Share of the fresh problems, relative to the other data sets."""
+
+
+class EvaluationSetConfig(PartConfig):
+    """Problems that are only evaluated; `split` and `problems` do not follow the task section."""
+
+    split: str = "test"
+    """Split of a Hugging Face data set to evaluate on."""
+    problems: AutoCount = Field(AUTO)
+    """Problems to evaluate, the first rows. auto: all rows; generated tasks: 256."""
+    samples: AutoCount = Field(AUTO)
+    """Sampled responses per problem, apart from the greedy one, for avg@k and pass@k. auto: `evaluation.samples`."""
 
 
 class TaskConfig(DataConfig):
@@ -241,30 +266,62 @@ class TaskConfig(DataConfig):
     """Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones."""
     sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_mapping)] = ()
     """A mixture: its data sets, each with fields of this section that differ, and with label and weight; empty: this section is the only one."""
+    eval_sets: Annotated[tuple[EvaluationSetConfig, ...], BeforeValidator(as_mapping)] = ()
+    """More sets that are evaluated with the held-out problems and never trained on, each with fields of this section that differ, and with label and samples (docs/tasks.md)."""
 
 
 class Source(NamedTuple):
-    """One data set of a task."""
+    """One data set of a task, or one of its evaluation sets."""
 
-    label: str  # empty if the task has only one
-    weight: float
-    config: TaskConfig  # without `sources`
+    label: str  # empty if the task has only one data set
+    weight: float  # share of the fresh problems; an evaluation set has none
+    config: TaskConfig  # without `sources` and `eval_sets`
 
 
 def task_sources(task: TaskConfig) -> tuple[Source, ...]:
     """The data sets of a task, one or a mixture. Raises ConfigError when two have the same label."""
     if not task.sources:
-        return (Source("", 1.0, task),)
+        return (Source("", 1.0, task.model_copy(update={"eval_sets": ()})),)
     found = []
     for source in task.sources:
-        given = {name: getattr(source, name) for name in source.model_fields_set - {"label", "weight"}}
-        config = task.model_copy(update={**given, "sources": ()})
+        config = _with_given(task, source)
         found.append(Source(source.label or config.title, source.weight, config))
-    labels = [source.label for source in found]
+    _check_labels("task.sources", [source.label for source in found])
+    return tuple(found)
+
+
+GENERATED_EVALUATION = 256  # problems of a generated evaluation set that does not say how many
+
+
+def evaluation_sets(task: TaskConfig) -> tuple[Source, ...]:
+    """The evaluation sets of a task, in the order of `eval_sets`. The held-out half of each config is the set
+    (`eval_path`); `problems` is 0 for all rows. Raises ConfigError when two data sets have the same label."""
+    found = []
+    for one in task.eval_sets:
+        config = _with_given(task, one)
+        counts = {"problems": one.problems, "eval_problems": one.problems or GENERATED_EVALUATION}
+        config = config.model_copy(update={**counts, "eval_path": config.path, "eval_split": one.split})
+        found.append(Source(one.label or config.title, 0.0, config))
+    learnt = [source.label or task.title for source in task_sources(task)]
+    _check_labels("task.eval_sets", [*learnt, *(one.label for one in found)])
+    return tuple(found)
+
+
+def every_source(task: TaskConfig) -> tuple[Source, ...]:
+    """The data sets of a task and its evaluation sets."""
+    return (*task_sources(task), *evaluation_sets(task))
+
+
+def _with_given(task: TaskConfig, part: PartConfig) -> TaskConfig:
+    """The task section with the fields that a part of it gives."""
+    given = {name: getattr(part, name) for name in part.model_fields_set & TaskConfig.model_fields.keys()}
+    return task.model_copy(update={**given, "sources": (), "eval_sets": ()})
+
+
+def _check_labels(field: str, labels: list[str]) -> None:
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise ConfigError(f"task.sources: two data sets are called {twice!r}; give each a label of its own")
-    return tuple(found)
+        raise ConfigError(f"{field}: two data sets are called {twice!r}; give each a label of its own")
 
 
 def task_title(task: TaskConfig) -> str:

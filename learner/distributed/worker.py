@@ -31,7 +31,7 @@ with without_gc():  # a rank's process begins here
     )
     from learner.distributed.engine import join_ranks
     from learner.methods import find_policy_loss
-    from learner.models.adapters import Lora, adapters_off, merged
+    from learner.models.adapters import Lora, adapters_off, merged, save_adapters
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
     from learner.packing.batch import MicroBatch
@@ -167,9 +167,11 @@ class RankWorker:
             set_random_states(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)
 
     def export(self, directory: str) -> None:
-        """Write the model in Hugging Face format with its tokenizer (rank 0)."""
-        tensors = {}
-        for name, tensor in self._hf_tensors():  # on all ranks: they gather each tensor together
+        """Write the model in Hugging Face format with its tokenizer, and its adapters in PEFT's to `adapter` (rank
+        0)."""
+        tensors: dict[str, torch.Tensor] = {}
+        adapters: dict[str, torch.Tensor] = {}
+        for name, tensor in self._hf_tensors(adapters):  # on all ranks: they gather each tensor together
             if self._rank == 0:
                 tensors[name] = tensor.detach().cpu().clone()
         if self._rank == 0:
@@ -177,13 +179,16 @@ class RankWorker:
 
             self._module.model.save_pretrained(directory, state_dict=tensors)
             AutoTokenizer.from_pretrained(self._path).save_pretrained(directory)
+            if self._lora is not None:
+                save_adapters(adapters, self._lora, self._path, Path(directory) / "adapter")
 
-    def _hf_tensors(self) -> Iterator[NamedTensor]:
-        """The model's parameters under their Hugging Face names, tied ones once, adapters merged."""
+    def _hf_tensors(self, adapters: dict[str, torch.Tensor] | None = None) -> Iterator[NamedTensor]:
+        """The model's parameters under their Hugging Face names, tied ones once, adapters merged. `adapters` gets
+        copies of these."""
         prefix = "model."  # leaves out the value head of a shared trunk
         named = self._engine.named_tensors()
         own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
-        return merged(own, 0.0 if self._lora is None else self._lora.scale)
+        return merged(own, 0.0 if self._lora is None else self._lora.scale, adapters)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""LoRA (2106.09685) through peft: add adapters to a model, and merge them into its weights. Invariants: base weights
-are frozen; a new adapter changes nothing (B = 0); `merged` of a model without adapters is the identity."""
+"""LoRA (2106.09685) through peft: add adapters to a model, merge them into its weights, and save them. Invariants: base
+weights are frozen; a new adapter changes nothing (B = 0); `merged` of a model without adapters is the identity."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -35,11 +36,16 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     inject_adapter_in_model(config, model)  # only the adapters are trainable now
 
 
-def merged(named: Iterable[NamedTensor], scale: float) -> Iterator[NamedTensor]:
-    """Whole parameters: W + scale B A in fp32, in W's type. Relies on the order base weight, A, B of a layer."""
+def merged(
+    named: Iterable[NamedTensor], scale: float, adapters: dict[str, Tensor] | None = None
+) -> Iterator[NamedTensor]:
+    """Whole parameters: W + scale B A in fp32, in W's type. Relies on the order base weight, A, B of a layer.
+    `adapters` gets a copy of each A and B."""
     bases: dict[str, Tensor] = {}
     downs: dict[str, Tensor] = {}
     for name, tensor in named:
+        if adapters is not None and name.endswith((_A, _B)):
+            adapters[name] = tensor.detach().cpu().clone()
         if name.endswith(_A):
             downs[name.removesuffix(_A)] = tensor
         elif name.endswith(_B):
@@ -51,6 +57,23 @@ def merged(named: Iterable[NamedTensor], scale: float) -> Iterator[NamedTensor]:
             bases[name.removesuffix(f"{_BASE}weight")] = tensor
         else:
             yield name.replace(_BASE, "."), tensor
+
+
+def save_adapters(adapters: Mapping[str, Tensor], lora: Lora, base: str, folder: Path) -> None:
+    """Write adapters, by parameter name, in PEFT's format. `base`: the model that they belong to."""
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=sorted({name.removesuffix(_A).rpartition(".")[2] for name in adapters if name.endswith(_A)}),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(str(folder))
+    tensors = {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapters.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 import launch
+from commands.export import model_card
 from commands.options import DEFAULT
-from core.load import dump_config, load_config
+from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
@@ -53,6 +54,27 @@ def test_a_folder_gets_model_card_and_curves(run: Path, tmp_path: Path) -> None:
     assert yaml.safe_load(card.split("---")[1])["tags"][0] == "reinforcement-learning"
     assert "| 2 | 29.0 % | 25.0 to 33.0 % | 256 |" in card
     assert "replay share 0.5, ranking `learnability`" in card
+    assert "trained from `starter`" in card
+    assert "**Data.** generated, task `arithmetic`." in card
+
+
+def test_the_card_names_base_model_data_recipe_and_the_results_on_evaluation_sets(run: Path) -> None:
+    made = RunDirectory(run)
+    fields = ["--model.path", "someone/base", "--task.name", "gsm8k", "--task.path", "openai/gsm8k:main"]
+    fields += ["--learner.lora_rank", "8", "--learner.policy_lr", "1e-5", "--run.seed", "7"]
+    fields += ["--task.eval_sets", '[{"label": "exam", "path": "some/exam.jsonl"}]']
+    config = override(load_config(DEFAULT), fields)
+    record = {"problems": 4, "success": 0.5, "low": 0.25, "high": 0.75, "pass": {}}
+    record |= {"truncated": 0.0, "left_out": 0, "judge_failures": 0, "levels": [], "sources": []}
+    line = {"iteration": 2, **record, "sets": [{"set": "exam", **record, "sets": []}]}
+    made.evaluations.write_text(json.dumps(line) + "\n")
+    card = model_card(config, made)
+    head = yaml.safe_load(card.split("---")[1])
+    assert (head["base_model"], head["datasets"]) == ("someone/base", ["openai/gsm8k"])
+    assert "LoRA of rank 8, alpha 16; the adapters are in `adapter`, learning rate 1e-05" in card
+    assert "seed 7" in card
+    assert "exam         4  50.0 % (25.0 to 75.0)" in card
+    assert "exam: some/exam.jsonl, task `gsm8k`" in card
 
 
 def test_a_folder_with_files_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,6 +265,7 @@ COMMANDS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("line", "told"), COMMANDS, ids=lambda one: one[:40])
 def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)  # `evaluate` makes the folder of its responses first
     for name, progress in (
         ("RUN", ""),
         ("SFT", '{"step": 1}'),

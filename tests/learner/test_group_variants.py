@@ -47,6 +47,21 @@ def largest(left: Weights, right: Weights) -> float:
     return max(float(np.abs(left[name] - right[name]).max()) for name in left)
 
 
+def check_adapters(base: Path, exported: Path) -> None:
+    """PEFT reads the adapters, and the base with them is the merged model."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    plain, model, whole = (AutoModelForCausalLM.from_pretrained(each) for each in (base, base, exported))
+    adapted = PeftModel.from_pretrained(model, exported / "adapter")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before, found, expected = (each(input_ids=ids).logits for each in (plain, adapted, whole))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert float((found - before).abs().max()) > 1e-3
+    assert adapted.peft_config["default"].base_model_name_or_path == str(base)
+
+
 def test_lora_trains_broadcasts_exports_and_resumes(tiny_model: Tiny, tmp_path: Path) -> None:
     """Engines and files get merged weights; base weights never move; a resumed run is the same, bit for bit."""
     path = tiny_model(True)
@@ -74,6 +89,7 @@ def test_lora_trains_broadcasts_exports_and_resumes(tiny_model: Tiny, tmp_path: 
     changed = {name for name in start if float(np.abs(straight[name] - start[name]).max()) > 1e-5}
     assert changed == {name for name in start if "proj.weight" in name}
     check_export(tmp_path / "export", straight)
+    check_adapters(path, tmp_path / "export")
     with group(path, algorithm, **options) as learner:
         learner.restore(tmp_path / "checkpoint")
         train(learner, [2])

@@ -33,7 +33,13 @@ SAMPLE = {
     "tokens": ["#", "2"],
     "values": [0.25, 0.75],
 }
-LEVELS = [{"level": "hard", "problems": 2, "success": 0.5, "low": 0.0, "high": 1.0}]
+HALF = {"problems": 2, "success": 0.5, "low": 0.0, "high": 1.0, "pass": {}}
+PASS = {"1": {"mean": 0.25, "low": 0.125, "high": 0.375}, "4": {"mean": 0.75, "low": 0.5, "high": 1.0}}
+GROUPS = {
+    "levels": [HALF | {"level": "hard"}],
+    "sources": [],
+    "sets": [HALF | {"set": "exam", "pass": PASS, "truncated": 0.0, "left_out": 0, "judge_failures": 0}],
+}
 
 
 def a_run(root: Path, name: str, *options: str, lift: float = 0.0) -> RunDirectory:
@@ -42,9 +48,7 @@ def a_run(root: Path, name: str, *options: str, lift: float = 0.0) -> RunDirecto
     with closing(JsonlSink(run.metrics)) as sink:
         for number in (1, 2, 3):
             sink.write(replace(iteration(number), root_success=number / 10 + lift))
-    lines = [
-        {"iteration": at, "success": at / 4, "low": 0.0, "high": 1.0, "problems": 2, "levels": LEVELS} for at in (0, 2)
-    ]
+    lines = [HALF | {"iteration": at, "success": at / 4} | GROUPS for at in (0, 2)]
     run.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run.responses.mkdir()
     for at, response in ((0, "3"), (2, "<i>2")):
@@ -99,6 +103,7 @@ def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path
         "<restarted> actor 1",
         "python 3.11.7",
         "hard",
+        "avg@4 25.0% (12.5% to 37.5%), pass@4 75.0%",
         "✗ 3",
         "✓ <i>2",
     ):

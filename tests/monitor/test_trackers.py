@@ -17,18 +17,25 @@ from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
-from monitor.run_files import RunFiles, evaluation_rows
+from monitor.run_files import RunFiles
 from monitor.trackers import check_trackers, open_trackers
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
+PASS = {"1": {"mean": 0.125, "low": 0.0, "high": 0.5}, "4": {"mean": 0.5, "low": 0.25, "high": 0.75}}
 EVALUATION = {
     "iteration": 2,
     "problems": 4,
     "success": 0.5,
     "low": 0.25,
     "high": 0.75,
-    "levels": [{"level": "easy|1", "problems": 2, "success": 1.0, "low": 1.0, "high": 1.0}],
+    "pass": {},
+    "levels": [{"level": "easy|1", "problems": 2, "success": 1.0, "low": 1.0, "high": 1.0, "pass": {}}],
+    "sources": [],
+    "sets": [
+        {"set": "exam", "problems": 2, "success": 0.25, "low": 0.0, "high": 1.0, "pass": PASS}
+        | {"truncated": 0.0, "left_out": 0, "judge_failures": 0}
+    ],
 }
 SAMPLE = {"prompt": "1+1=", "continuation": "<2>\n#2", "reward": 1.0, "tokens": ["2"], "values": [0.5]}
 
@@ -51,13 +58,6 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
         tracker.write(iteration(number))
     tracker.close()
     return run
-
-
-def test_an_evaluation_is_rows_of_its_levels() -> None:
-    rows = evaluation_rows(EVALUATION)
-    assert [(row["level"], row["problems"], row["success"]) for row in rows] == [("all", 4, 0.5), ("easy|1", 2, 1.0)]
-    unnamed = {**EVALUATION, "levels": [{**EVALUATION, "level": ""}]}
-    assert len(evaluation_rows(unnamed)) == 1  # a task without levels
 
 
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +90,18 @@ def test_tensorboard_has_everything(tmp_path: Path) -> None:
     assert scalars("seconds/update_seconds") == {1: 2.0, 2: 2.0, 3: 2.0}
     assert scalars("evaluation/all") == {0: 0.5, 2: 0.5}
     assert scalars("evaluation/easy|1") == {0: 1.0, 2: 1.0}
+    tags = ("evaluation/exam", "evaluation/exam_avg@4", "evaluation/exam_pass@4")
+    assert [scalars(tag)[2] for tag in tags] == [0.25, 0.125, 0.5]
     (samples,) = found.Tensors("samples/text_summary")
     text = samples.tensor_proto.string_val[0].decode()
     assert text.splitlines() == ["|prompt|continuation|reward|", "|---|---|---|", "|1+1=|&lt;2&gt;<br>#2|1.0|"]
-    assert "easy\\|1" in found.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val[0].decode()
+    table = found.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val[0].decode().splitlines()
+    assert table[0] == "|set|problems|success|low|high|samples|average|average_low|average_high|any|"
+    assert table[2:] == [
+        "|all|4|0.5|0.25|0.75|0|||||",
+        "|easy\\|1|2|1.0|1.0|1.0|0|||||",
+        "|exam|2|0.25|0.0|1.0|4|0.125|0.0|0.5|0.5|",
+    ]
     assert "  sinks:\n  - tensorboard" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert len(found.Images("curves")) == 1
 

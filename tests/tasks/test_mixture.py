@@ -69,7 +69,8 @@ def test_mistakes_in_a_mixture_are_one_line() -> None:
         return str(caught.value)
 
     assert "task.sources: two data sets are called 'math'; give each a label" in message(sources=[{"name": "math"}] * 2)
-    assert "unknown key 'task.sources.0.pth'; the nearest valid name is 'task.path'" in message(sources=[{"pth": "x"}])
+    unknown = "unknown key 'task.sources.0.pth'; the nearest valid name is 'task.sources.0.path'"
+    assert unknown in message(sources=[{"pth": "x"}])
     assert "task.sources.0.weight = 0: Input should be greater than 0" in message(sources=[{"weight": 0}])
     assert "task.min_operations = 11 is larger" in message(sources=[{"min_operations": 11}])
 

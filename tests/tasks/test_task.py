@@ -143,7 +143,7 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
 def test_a_reward_that_gives_no_number_is_found_by_check(name: str, why: str) -> None:
     limit = 0.2 if name == "hanging" else 60.0  # others import torch on a machine that may be busy
     config = SMALL.model_copy(update={"reward": f"tests.tasks.verifiers:{name}", "judge_timeout": limit})
-    train, _, _ = task_items(config, 0)
+    train = task_items(config, 0).train
     with pytest.raises(ConfigError, match=rf"task\.reward = tests\.tasks\.verifiers:{name}: {why}"):
         check_judges(config, train)
 
@@ -163,7 +163,7 @@ def gsm8k_rows(folder: Path, answers: list[str]) -> TaskConfig:
 
 def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path: Path) -> None:
     def told(config: TaskConfig) -> str:
-        train, evaluation, _ = task_items(config, 0)
+        train, evaluation, *_ = task_items(config, 0)
         assert len(train) + len(evaluation) == 9
         return check_judges(config, sorted([*train, *evaluation], key=lambda item: item.prompt))
 

@@ -113,7 +113,7 @@ class Run:
         """`replaced`: functions of the session module by name."""
         functions = {"iterate": iterate or self.iterate, "_evaluate": self.evaluate} | replaced
         after = functions["_evaluate"]
-        before = SimpleNamespace(success=0.0)
+        before = SimpleNamespace(success=0.0, sets={})
         functions["_evaluate"] = lambda session, number, clock: after(session, number, clock) if number else before
         functions["describe_evaluation"] = lambda _: "success 0"
         functions["write_samples"] = lambda *_: None
@@ -180,7 +180,7 @@ def test_an_engine_with_other_weights_costs_no_iteration(
     def evaluated(*_: Any) -> Any:
         if phase == "evaluate":
             raise wrong
-        return SimpleNamespace(success=0.0)
+        return SimpleNamespace(success=0.0, sets={})
 
     monkeypatch.setattr(checkpoint, "is_best", lambda *_: False)
     broken = Run(run)
@@ -245,7 +245,7 @@ def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch:
         lambda _p, _s, number, *_: SimpleNamespace(
             number=number, failure=None, scored=[judged(number, False), judged(number, number > 1)]
         ),
-        _evaluate=lambda *_: SimpleNamespace(success=0.0),
+        _evaluate=lambda *_: SimpleNamespace(success=0.0, sets={}),
     )
     notes = [note for note in run.notes if "verdict" in note]
     assert notes == ["a response without a verdict: judge raised KeyError: 2 (mine.py, line 3); it has the reward 0"]
@@ -277,7 +277,7 @@ def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
 
     def evaluated(session: Session, number: int, clock: PhaseClock) -> Any:
         with clock.phase("evaluate"):
-            return SimpleNamespace(success=0.0)
+            return SimpleNamespace(success=0.0, sets={})
 
     def write(metrics: Any) -> None:
         run.reports.append(metrics.iteration)
@@ -310,7 +310,7 @@ def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypa
     run = RunDirectory.create(tmp_path, "r", "test")
     successes = iter((0.5, 0.2, 0.7, 0.7))
     good = Run(run, schedule=replace(SCHEDULE, evaluate_every=1))
-    good.start(monkeypatch, _evaluate=lambda *_: SimpleNamespace(success=next(successes)))
+    good.start(monkeypatch, _evaluate=lambda *_: SimpleNamespace(success=next(successes), sets={}))
     assert good.saves == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
     assert checkpoint.best(run) == checkpoint.Best(3, 0.7)
     assert (run.policy / "config.json").exists()

@@ -35,10 +35,11 @@ def check_responses_path(path: Path) -> None:
 
 def response_rows(result: Evaluation, task: Task, model: str) -> Iterator[dict[str, object]]:
     """All responses as plain rows."""
-    problems = {problem.id: problem for problem in task.evaluation}
-    for kind, judged in (("greedy", result.greedy), ("sampled", result.sampled)):
-        for item in judged:
-            yield {"model": model, "kind": kind, **_row(item, problems[item.trajectory.start.problem_id], task)}
+    problems = {problem.id: problem for problem in task.evaluated}
+    for part in (result, *result.sets.values()):
+        for kind, judged in (("greedy", part.greedy), ("sampled", part.sampled)):
+            for item in judged:
+                yield {"model": model, "kind": kind, **_row(item, problems[item.trajectory.start.problem_id], task)}
 
 
 def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
@@ -84,11 +85,13 @@ def _encodable(value: object) -> object:
 
 
 def evaluation_record(result: Evaluation) -> dict[str, object]:
-    """The numbers as plain data, for JSON."""
+    """The numbers as plain data, for JSON. `pass` has pass@k by k; pass@1 is avg@k, the mean of all `samples`."""
     levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
     sources = [{"source": label} | _plain(scores) for label, scores in result.sources.items()]
     counts = {name: getattr(result, name) for name in ("truncated", "left_out", "judge_failures")}
-    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels, "sources": sources}
+    sets = [{"set": label} | evaluation_record(one) for label, one in result.sets.items()]
+    numbers = {"samples": result.samples, **_plain(result.overall), **counts}
+    return {**numbers, "levels": levels, "sources": sources, "sets": sets}
 
 
 def _plain(scores: Scores) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +54,7 @@ class Evaluation:
     judge_failures: int  # responses, greedy and sampled, on which the judge failed; they count as wrong
     greedy: list[Judged]  # one per problem
     sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
+    sets: dict[str, Evaluation] = field(default_factory=dict)  # of the task's evaluation sets, by label
 
     @property
     def success(self) -> float:
@@ -70,8 +71,17 @@ class _Row:
 
 
 def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evaluation:
+    """Evaluate the held-out problems, and each evaluation set. Raises ActorError as `evaluate_problems`."""
+    result = evaluate_problems(actors, task, task.evaluation, plan)
+    sets = {}
+    for label, one in task.sets.items():
+        own = replace(plan, samples=one.samples or plan.samples, seed=derive(plan.seed, label))
+        sets[label] = evaluate_problems(actors, task, one.problems, own)
+    return replace(result, sets=sets)
+
+
+def evaluate_problems(actors: Rollouts, task: Task, problems: Sequence[Problem], plan: EvaluationPlan) -> Evaluation:
     """Generate, judge and summarise what engines can generate. Raises ActorError when that is nothing."""
-    problems = task.evaluation
     greedy = actors.generate(fresh_starts(problems, 1, plan.seed, iteration=0), plan.greedy)
     answered = {item.start.problem_id for item in greedy}
     sampled: list[Trajectory] = []
@@ -81,7 +91,7 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
         answered &= {item.start.problem_id for item in sampled}
     if not answered:
         raise ActorError(
-            f"evaluation: no engine could generate any of the {len(problems)} held-out problems; see the reason above"
+            f"evaluation: no engine could generate any of the {len(problems)} problems; see the reason above"
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)

@@ -88,7 +88,9 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
 
 def describe_data(task: "Task") -> str:
     """How many problems there are, and what was left out, in one line."""
-    return f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems; {task.left_out}"
+    sets = "".join(f", {len(one.problems)} of {label}" for label, one in task.sets.items())
+    counts = f"{len(task.train)} training problems, {len(task.evaluation)} evaluation problems{sets}"
+    return f"data: {counts}; {task.left_out}"
 
 
 def check_judging_model(config: Config) -> int | None:

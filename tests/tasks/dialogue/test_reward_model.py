@@ -93,6 +93,6 @@ def test_a_context_that_holds_no_longest_dialogue_is_refused(classifier: Path, t
 
 def test_a_long_dialogue_among_the_first_does_not_fail_the_check(classifier: Path, tmp_path: Path) -> None:
     config = recipe(classifier, tmp_path, CONTEXT)
-    train, evaluation, _ = task_items(config.task, 0)
+    train, evaluation, *_ = task_items(config.task, 0)
     items = sorted([*train, *evaluation], key=lambda item: -len(item.prompt))
     assert check_judges(config.task, items, config.reward_model) == "canonical solutions: 7"

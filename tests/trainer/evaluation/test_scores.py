@@ -14,14 +14,14 @@ import pytest
 
 from commands import evaluate as evaluation
 from commands.evaluate import check_rival, check_unseen, compare
-from core.config import Config, TaskConfig
+from core.config import Config, EvaluationSetConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from core.run_directory import RunDirectory, keep_lines
 from core.sections.tasks import TASKS
 from tasks.kinds import find_kind
-from tasks.task import Task
+from tasks.task import EvaluationSet, Task
 from tests.trainer.model.test_files import save_model, save_tokenizer
 from trainer import build
 from trainer.evaluation.files import (
@@ -132,7 +132,8 @@ def task_of(rewards: dict[str, float]) -> Task:
         found = [(item, rewards[item.start.problem_id]) for item in trajectories]
         return [Judged(item, Verdict(reward, reward == 1)) for item, reward in found]
 
-    return cast(Task, SimpleNamespace(judge=judge, votes=lambda _: {}, evaluation=PROBLEMS, decode=str))
+    known = {"evaluation": PROBLEMS, "evaluated": PROBLEMS, "sets": {}}
+    return cast(Task, SimpleNamespace(judge=judge, votes=lambda _: {}, decode=str, **known))
 
 
 def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
@@ -147,6 +148,32 @@ def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
     kept = evaluation_record(result)
     assert (kept["problems"], kept["left_out"], kept["judge_failures"]) == (1, 1, 2)
     assert [row["judge_failed"] for row in response_rows(result, task, "m")] == [False, False, True, True]
+
+
+def test_each_evaluation_set_is_evaluated_with_its_own_number_of_samples() -> None:
+    task = cast(Any, task_of({"a": 1.0, "b": 0.5}))
+    task.sets = {"exam": EvaluationSet(PROBLEMS[:1], 0), "aime": EvaluationSet(PROBLEMS[1:], 4)}
+    seeds: list[int] = []
+
+    class Watched(Engines):
+        def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Trajectory]:
+            seeds.extend(start.seed for start in starts)
+            return super().generate(starts, _sampling)
+
+    result = evaluate_policy(cast(Any, Watched()), task, plan(2))
+    assert (result.success, result.samples) == (0.5, 2)  # of the held-out problems alone
+    assert [(label, one.success, one.samples) for label, one in result.sets.items()] == [
+        ("exam", 1.0, 2),  # as many as for the held-out problems
+        ("aime", 0.0, 4),
+    ]
+    assert len(set(seeds)) == len(seeds) == 8  # 2 + 1 + 1 problems, greedy and sampled
+    record = evaluation_record(result)
+    assert [(one["set"], one["problems"], list(one["pass"])) for one in cast(Any, record["sets"])] == [
+        ("exam", 1, ["1", "2"]),
+        ("aime", 1, ["1", "2", "4"]),
+    ]
+    rows = list(response_rows(result, task, "m"))
+    assert [row["problem"] for row in rows if row["kind"] == "greedy"] == ["a", "b", "a", "b"]
 
 
 def test_a_response_that_was_cut_for_repeating_itself_is_truncated_in_its_row() -> None:
@@ -186,7 +213,7 @@ def test_models_are_compared_on_the_problems_that_both_answered() -> None:
 
 def test_an_evaluation_without_any_answer_is_an_error_of_the_engines() -> None:
     for samples in (0, 2):
-        with pytest.raises(ActorError, match="no engine could generate any of the 2 held-out problems"):
+        with pytest.raises(ActorError, match="no engine could generate any of the 2 problems; see"):
             answered("a", "b", samples=samples, a=0.0, b=0.0)
     left = answered("b", samples=2, a=1.0, b=0.0)
     assert (left.success, left.samples, len(left.sampled)) == (1.0, 2, 2)
@@ -231,7 +258,7 @@ def test_answers_are_compared_by_value() -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suffix: str) -> None:
-    task = cast(Task, SimpleNamespace(evaluation=PROBLEMS, decode=lambda ids: " ".join(map(str, ids.tolist()))))
+    task = cast(Task, SimpleNamespace(evaluated=PROBLEMS, decode=lambda ids: " ".join(map(str, ids.tolist()))))
     path = tmp_path / f"deep/r{suffix}"
     write_responses(path, list(response_rows(result, task, "m")))
     rows: list[dict[str, Any]] = (
@@ -304,4 +331,7 @@ def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) ->
     for harmless in ({"eval_problems": 8}, {"eval_path": "more.jsonl"}, {"path": "elsewhere.jsonl"}):
         check_unseen(asked.model_copy(update=harmless), held)
     check_unseen(TaskConfig(eval_problems=4000), held)
+    exam = EvaluationSetConfig(label="exam", path="rows.jsonl", split="train")
+    with pytest.raises(ConfigError, match=r"task\.eval_sets: .*held was trained on the rows of exam; name other data"):
+        evaluation.evaluate_models(Config(task=TaskConfig(name="gsm8k", path="x", eval_sets=(exam,))), held)
     check_unseen(asked, str(tmp_path))
