@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 
@@ -18,6 +19,7 @@ from learner.packing.batch import MicroBatch
 from learner.packing.trees import IndexArray, branches, subtree_ends
 
 TREE = "prefix_trees"  # the name under which transformers finds the attention of this module
+SCORES = 2**22  # attention scores at once (bfloat16: 8 MB), or those of one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,36 @@ class BranchAttention:
         lines = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [T, heads x D]
         if (window, query.dtype) not in self._masks:  # one for all layers
             self._masks[window, query.dtype] = [group.mask(window, query.dtype) for group in self._groups]
-        results, gqa = [], len(lines[1][0]) != len(lines[0][0])
+        results = []
         for group, mask in zip(self._groups, self._masks[window, query.dtype], strict=True):
             read = zip((group.own, group.path, group.path), lines, strict=True)
             q, k, v = (F.embedding(index, line).unflatten(2, (-1, size)).transpose(1, 2) for index, line in read)
-            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=gqa)
-            results.append(out.transpose(1, 2).flatten(0, 1).flatten(1))
+            results.append(_attended(q, k, v, mask, scale).transpose(1, 2).flatten(0, 1).flatten(1))
         return F.embedding(self._back, torch.cat(results)).view(1, -1, heads, size)
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Scaled dot-product attention [R, heads, L, D]; a `mask` of None is a causal one. In bfloat16 by matrix products:
+    torch's kernel takes 3 times as long for rows of 180 tokens, and as long for 2048. The backward pass computes the
+    scores again, so that layers do not keep them."""
+    if query.dtype is not torch.bfloat16:
+        gqa = key.shape[1] != query.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, mask is None, scale=scale, enable_gqa=gqa)
+    (rows, heads, length, size), reach = query.shape, key.shape[2]
+    if mask is None:
+        mask = torch.full((length, reach), -torch.inf, dtype=query.dtype).triu_(1).expand(rows, 1, length, reach)
+    at_once = max(1, SCORES // (heads * length * reach))
+    parts = zip(*(tensor.split(at_once) for tensor in (query, key, value, mask)), strict=True)
+    scale = size**-0.5 if scale is None else scale
+    return torch.cat([checkpoint(_products, *part, scale, use_reentrant=False) for part in parts])
+
+
+def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    keys, values = key.flatten(0, 1), value.flatten(0, 1)  # [R x key-value heads, P, D]
+    queries = query.reshape(len(keys), -1, query.shape[3])  # of all heads that read the same keys
+    added = mask.expand(-1, query.shape[1], -1, -1).reshape(len(keys), -1, key.shape[2])
+    weights = torch.baddbmm(added, queries, keys.mT, alpha=scale).softmax(-1)
+    return torch.bmm(weights, values).view(query.shape)
 
 
 def _filled_up(group: list[tuple[IndexArray, IndexArray]], depths: IndexArray) -> _Branches:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from core.errors import ModelError
+from learner.models import attention
 from learner.models.adapters import Lora
-from learner.models.attention import BlockAttention, line_on
+from learner.models.attention import SCORES, BlockAttention, line_on
 from learner.models.pretrained import (
     PolicyModel,
     SharedModel,
@@ -145,6 +147,24 @@ def test_the_block_mask_of_gpus_shows_what_the_branches_of_cpus_show(rows: list[
     torch.testing.assert_close(
         found, line.attention(query, key[:, :2], value[:, :2], 0.3, window), atol=1e-5, rtol=1e-5
     )
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=forests(), window=st.sampled_from([None, 3]), scores=st.sampled_from([1, 500, SCORES]))
+def test_bfloat16_gives_the_numbers_and_gradients_of_float32(rows: list[Row], window: int | None, scores: int) -> None:
+    """Up to rounding: bfloat16 has 8 bits. However many rows are read at once."""
+    line = line_on(micro_batch(rows), CPU)
+    torch.manual_seed(0)
+    half = [torch.randn(1, heads, len(line.tokens), 8).bfloat16().requires_grad_() for heads in (4, 2, 2)]
+    whole = [tensor.detach().float().requires_grad_() for tensor in half]
+    with patch.object(attention, "SCORES", scores):
+        found, expected = (line.attention(query, key, value, 0.3, window) for query, key, value in (half, whole))
+        upstream = torch.randn_like(expected)
+        ours = [found.detach(), *torch.autograd.grad(found, half, upstream.bfloat16())]
+    theirs = [expected.detach(), *torch.autograd.grad(expected, whole, upstream)]
+    for rounded, exact in zip(ours, theirs, strict=True):
+        assert rounded.dtype is torch.bfloat16
+        assert float((rounded.float() - exact).norm()) < 0.01 * float(exact.norm()) + 1e-3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention is compiled for GPUs only")
