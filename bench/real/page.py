@@ -19,6 +19,7 @@ from core.run_directory import read_jsonl
 from core.seeds import generator
 
 Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed index -> result
+NEVER = "no success from the root"
 IDLE = 1.0  # load of a machine that has nothing else to do
 KINDS = ("own", "random", "best", "canonical")  # of restarts
 TITLES = {
@@ -42,6 +43,12 @@ def final(result: Result) -> float:
     return float(result["evaluations"][-1]["pass@1"])
 
 
+def half_way(result: Result) -> float:
+    """Held-out pass@1 half-way; NaN for a run that had one iteration or diverged before."""
+    found = result["evaluations"]
+    return float(found[1]["pass@1"]) if len(found) == 3 else float("nan")
+
+
 def over_run(result: Result, name: str, share: float = 0.0) -> float:
     """Mean of a column over the iterations after this share of them, of those that have a value; NaN if none has."""
     column = result["iterations"][name]
@@ -63,7 +70,7 @@ def seconds(result: Result) -> float:
 Measure = tuple[str, Callable[[Result], float], float, int]  # heading, value, factor, digits
 MEASURES: Sequence[Measure] = (
     ("pass@1 before, %", lambda one: one["evaluations"][0]["pass@1"], 100, 1),
-    ("half-way, %", lambda one: one["evaluations"][len(one["evaluations"]) // 2]["pass@1"], 100, 1),
+    ("half-way, %", half_way, 100, 1),
     ("at the end, %", final, 100, 1),
     ("pass@k at the end, %", lambda one: list(passes(one).values())[-1], 100, 1),
     ("phi, %", lucky, 100, 1),
@@ -235,7 +242,7 @@ def restart_table(task: str, rows: Sequence[Any]) -> list[str]:
         for kind in KINDS:
             if found := gains(task, chosen, kind, range(len(DEPTHS))):
                 count = str(sum(kind in row for row in chosen))
-                table.append([TITLES[kind], group, count, str(found[1]), text_of(found[0]), *found[2:]])
+                table.append([TITLES[kind], group, count, str(found[1]), text_of(found[0], never=NEVER), *found[2:]])
     return grid(["restart", "problems", "number", "successes", "M", "phi", "prefix wrong already"], table)
 
 
@@ -244,7 +251,7 @@ def depth_table(task: str, rows: Sequence[Any]) -> list[str]:
     table = []
     for kind in KINDS:
         found = [gains(task, rows, kind, [at]) for at in range(len(DEPTHS))]
-        table.append([TITLES[kind], *("-" if one is None else text_of(one[0]) for one in found)])
+        table.append([TITLES[kind], *("-" if one is None else text_of(one[0], never=NEVER) for one in found)])
     return grid(["restart", *(f"M at {depth:g}" for depth in DEPTHS)], table)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.real import assay
+from bench.real import assay, page
 from bench.real.page import arms_of, comparisons, with_interval
 from bench.real.plan import ARMS, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
+from bench.real.run import METRICS
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
 from core.plan import batch_plan
@@ -182,3 +183,96 @@ def test_the_success_model_learns_from_the_other_problems() -> None:
     changed = tries.copy()
     changed[0] = 1 - changed[0]  # a problem's own outcomes do not count in its chances
     assert (assay.model_chances(left, value, changed)[0] == chance[0]).all()
+
+
+def trained(arm: str, seed: int, *success: float) -> dict[str, Any]:
+    """The result of a run with two iterations and these evaluations."""
+    columns = {name: [0.25, None] for name in (*METRICS, "replayed_learnability")}
+    counts = {
+        "generated_tokens": [500, 500],
+        "policy_steps": [2, 2],
+        "trained_tokens": [900, 1100],
+        "entropy": [0.5, 0.25],
+    }
+    return {
+        "run": {"part": "sums", "arm": arm, "seed": seed},
+        "machine": "a processor, 2 cores",
+        "load": [0.1, 2.0 + seed],
+        "model": "",
+        "rate": 2e-5,
+        "commit": "abc",
+        "diverged": False,
+        "generated": 1000,
+        "evaluations": [
+            {"generated": 500 * at, "pass@1": one, "pass@4": 2 * one, "lucky": [1, 4, 5]}
+            for at, one in enumerate(success)
+        ],
+        "iterations": {**columns, **counts, "total_seconds": [10.0, 20.0]},
+    }
+
+
+def test_the_tables_of_a_part(tmp_path: Path) -> None:
+    arms = arms_of(
+        [trained("both", 1, 0.1, 0.2, 0.3), trained("both", 2, 0.1, 0.2, 0.5), trained("neither", 1, 0.1, 0.2)]
+    )
+    assert list(arms) == ["neither", "both"]
+    neither, both = page.arm_table(arms, page.MEASURES)[2:4]
+    once = " | ".join(f"{number} (one seed)" for number in ("20.0", "40.0", "25.0", "0.25"))
+    assert neither == f"| neither | 1 | 10.0 (one seed) | - | {once} |"
+    # at the end 30 and 50: mean 40, deviation 14.14, half 12.706 x 10 = 127.1
+    assert both.startswith("| both | 2 | 10.0 (10.0 to 10.0) | 20.0 (20.0 to 20.0) | 40.0 (-87.1 to 167.1) |")
+    assert "| 4 (one seed) | 2 (one seed) |" in page.arm_table(arms, page.MORE_MEASURES)[2]  # steps, k trained tokens
+    speeds = page.speed_table(arms)[2:-1]  # 30 s for 1,000 tokens
+    assert speeds == [
+        "| a processor, 2 cores, loaded | neither | 30.0 (one seed) | 1 |",
+        "| a processor, 2 cores, loaded | both | 30.0 (30.0 to 30.0) | 2 |",
+    ]
+    arms["neither"][1]["load"] = [0.1, 2.5]
+    assert page.speed_table(arms)[2] == "| a processor, 2 cores | neither | 30.0 (one seed) | 1 |"
+    assert page.warnings(arms)[:2] == ["Commits: abc.", ""]
+    arms["neither"][1]["model"] = "other"
+    assert page.warnings(arms)[1] == "**Arms of seed index 1 have different warm starts.**"
+    page.draw(arms, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def assayed() -> dict[str, Any]:
+    """The result of an assay with two chosen problems: one succeeds in half of the samples, one never does."""
+    one = {
+        "solved": True,
+        "root": [16, 1600, 4, 8],
+        "own": [[6, 100, 0, 6, False]] * 4,
+        "random": [[0, 100, 0, 0, True]] * 4,
+        "best": [[4, 200, 1, 4, None]] * 4,
+    }
+    other = {
+        "solved": False,
+        "root": [0, 1600, 0, 0],
+        "random": [[0, 100, 0, 0, False]] * 4,
+        "best": [[1, 100, 1, 1, True]] * 4,
+    }
+    return {
+        "scale": 1.0,
+        "samples": 16,
+        "roots": {"success": [8, 0, 0, 0], "tokens": 1000, "lucky": [2, 5, 8], "truncated": 0.0},
+        "chosen": [one, other],
+        "precision": {"random": [0.1, 0.3], "critic": [0.5, 0.5]},
+        "critic": {"auc": [0.5, None, 0.75]},
+        "stages": {"roots": {"tokens": 1000, "seconds": 60}},
+    }
+
+
+def test_the_section_of_an_assay() -> None:
+    lines, checks = page.assay_section("gsm8k", [assayed()])
+    text = "\n".join(lines)
+    assert "25 % have a success (pass@16), **75 % have 0 of 16**. phi: 40 % of the 5 successes" in text
+    # own: 24 / 400 over 16 / 1600 of the same problem; best: 20 / 1200 over 16 / 3200 of both
+    assert "| own success | all | 1 | 24 | 6.00 (one seed) | 0 % of 24 | 0 % of 4 |" in text
+    assert "| failure, by Monte-Carlo value | all | 2 | 20 | 3.33 (" in text
+    assert (
+        "| 40 % of 20 | 100 % of 4 |" in text
+    )  # 4 x (1 + 1) wrong of 4 x (4 + 1); prefixes that cannot be told are left out
+    assert "| failure, by Monte-Carlo value | 0 of 16 | 1 | 4 | no success from the root (one seed) |" in text
+    assert "| failure, at random | 2.00" not in text
+    assert "AUC of the critic before each of its updates: 0.50, 0.75." in text
+    assert [round(check.value, 3) for check in checks] == [0.75, 3.333]
