@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.learning.measures import Curve
 from bench.learning.plan import Run
+from bench.runs import append_line
 
 Result = dict[str, Any]
 Setting = tuple[str, str]  # task and hardness
@@ -30,10 +31,8 @@ def by_name(folder: Path) -> dict[str, Result]:
 
 
 def append_result(folder: Path, result: Result) -> None:
-    """Add a line to the table of the run's task, at once: several processes append to one table."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{result['run']['task']}.jsonl").open("ab", buffering=0) as table:
-        table.write(f"{json.dumps(result)}\n".encode())
+    """Add a line to the table of the run's task."""
+    append_line(folder / f"{result['run']['task']}.jsonl", result)
 
 
 def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:

@@ -26,7 +26,7 @@ from trainer.evaluation.scores import Evaluation, EvaluationPlan, evaluate_polic
 from trainer.local import single_process
 from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock
-from trainer.records import Components, IterationSettings
+from trainer.records import Components, IterationResult, IterationSettings
 
 POINTS = 20  # evaluations in a run, at equal distances in generated tokens, after the one before training
 LAST_SAMPLES = 4  # the last evaluation has this many times as many samples, for pass@k
@@ -93,19 +93,26 @@ def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int,
     return list(found.values())
 
 
+def step(
+    parts: Components, settings: IterationSettings, number: int, before: int
+) -> tuple[IterationResult, IterationMetrics]:
+    """Iteration `number` and its metrics. `before`: tokens generated until then."""
+    clock = PhaseClock()
+    result = iterate(parts, settings, number, clock, Interruption())
+    if result.failure is not None:
+        raise result.failure
+    seconds = clock.seconds()
+    metrics = collect_metrics(parts, result, seconds, tokens_before=before, busy_before=0.0, evaluation=None)
+    return result, metrics
+
+
 def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, budget: int) -> Row:
     """Train until `budget` tokens are generated, or the task is mastered. Returns rows and first successes."""
     progress, mastered = Progress(), 0
     rows = [progress.row(evaluate_policy(parts.actors, parts.task, plan))]
     while progress.generated < budget and mastered < 2:
-        clock = PhaseClock()
-        result = iterate(parts, settings, progress.iterations + 1, clock, Interruption())
-        if result.failure is not None:
-            raise result.failure
         before = progress.generated
-        metrics = collect_metrics(
-            parts, result, clock.seconds(), tokens_before=before, busy_before=0.0, evaluation=None
-        )
+        result, metrics = step(parts, settings, progress.iterations + 1, before)
         progress.add(result.scored, result.imitated, metrics)
         if progress.generated * POINTS // budget > before * POINTS // budget:
             rows.append(progress.row(evaluate_policy(parts.actors, parts.task, plan)))

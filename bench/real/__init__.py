@@ -1,0 +1,1 @@
+"""Does it help a pretrained model? `python -m bench.real PART` (PROTOCOL.md)."""

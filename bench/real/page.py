@@ -1,0 +1,324 @@
+"""The page of the experiment: bench/results/real.md, its JSON and its plots, from the tables of results. Invariant: no
+mean without its interval and the number of seed indices, and no decision before all planned runs are there."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.learning.measures import plain
+from bench.learning.page import grid, text_of
+from bench.learning.statistics import mean_over_seeds
+from bench.real.assay import DEPTHS
+from bench.real.plan import ARMS, PAIRS, PARTS, THREADS, Result
+from bench.real.statistics import Difference, decide, difference, gain, mean_interval
+from bench.report import Check, check, write
+from core.run_directory import read_jsonl
+from core.seeds import generator
+
+Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed index -> result
+NEVER = "no success from the root"
+IDLE = 1.0  # load of a machine that has nothing else to do
+KINDS = ("own", "random", "best", "canonical")  # of restarts
+TITLES = {
+    "own": "own success",
+    "random": "failure, at random",
+    "best": "failure, by Monte-Carlo value",
+    "canonical": "canonical solution",
+}
+
+
+def arms_of(rows: Sequence[Result]) -> Arms:
+    """The results of a part by arm and seed index."""
+    found: dict[str, dict[int, Result]] = defaultdict(dict)
+    for row in rows:
+        found[row["run"]["arm"]][row["run"]["seed"]] = row
+    return {arm: found[arm] for arm in ARMS if arm in found}
+
+
+def final(result: Result) -> float:
+    """Held-out pass@1 at the end."""
+    return float(result["evaluations"][-1]["pass@1"])
+
+
+def half_way(result: Result) -> float:
+    """Held-out pass@1 half-way; NaN for a run that had one iteration or diverged before."""
+    found = result["evaluations"]
+    return float(found[1]["pass@1"]) if len(found) == 3 else float("nan")
+
+
+def over_run(result: Result, name: str, share: float = 0.0) -> float:
+    """Mean of a column over the iterations after this share of them, of those that have a value; NaN if none has."""
+    column = result["iterations"][name]
+    known = [value for value in column[int(share * len(column)) :] if value is not None]
+    return sum(known) / len(known) if known else float("nan")
+
+
+def lucky(result: Result) -> float:
+    """phi at the end."""
+    wrong, told, _ = result["evaluations"][-1]["lucky"]
+    return wrong / told if told else float("nan")
+
+
+def seconds(result: Result) -> float:
+    """Seconds of training per thousand generated tokens, without evaluation and start."""
+    return 1000 * float(sum(result["iterations"]["total_seconds"])) / float(result["generated"])
+
+
+Measure = tuple[str, Callable[[Result], float], float, int]  # heading, value, factor, digits
+MEASURES: Sequence[Measure] = (
+    ("pass@1 before, %", lambda one: one["evaluations"][0]["pass@1"], 100, 1),
+    ("half-way, %", half_way, 100, 1),
+    ("at the end, %", final, 100, 1),
+    ("pass@k at the end, %", lambda one: list(passes(one).values())[-1], 100, 1),
+    ("phi, %", lucky, 100, 1),
+    ("entropy, last tenth", lambda one: over_run(one, "entropy", 0.9), 1, 2),
+)
+MORE_MEASURES: Sequence[Measure] = (
+    ("replayed starts, %", lambda one: over_run(one, "replay_share"), 100, 0),
+    ("replayed success, %", lambda one: over_run(one, "replay_success"), 100, 0),
+    ("learnability of these", lambda one: over_run(one, "replayed_learnability"), 1, 2),
+    ("imitated", lambda one: over_run(one, "imitated"), 1, 1),
+    ("erroneous: of rollouts' states, %", lambda one: over_run(one, "erroneous_states"), 100, 0),
+    ("of replayed, %", lambda one: over_run(one, "erroneous_share"), 100, 0),
+    ("of imitated, %", lambda one: over_run(one, "erroneous_imitated"), 100, 0),
+    ("lucky successes, %", lambda one: over_run(one, "lucky_share"), 100, 0),
+    ("optimizer steps", lambda one: float(sum(one["iterations"]["policy_steps"])), 1, 0),
+    ("trained tokens, k", lambda one: float(sum(one["iterations"]["trained_tokens"])), 1e-3, 0),
+)
+
+
+def passes(result: Result) -> dict[str, float]:
+    """pass@k at the end, k rising."""
+    last = result["evaluations"][-1]
+    return {f"pass@{k}": last[f"pass@{k}"] for k in (1, 2, 4, 8, 16) if f"pass@{k}" in last}
+
+
+def with_interval(found: Difference, scale: float = 1.0, digits: int = 1) -> str:
+    """A mean with its t interval as text; '-' for none."""
+    if np.isnan(found.mean):
+        return "-"
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in (found.mean, found.low, found.high))
+    return f"{mean} ({low} to {high})" if found.seeds > 1 else f"{mean} (one seed)"
+
+
+def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:
+    """A row of measures for each arm: means over seed indices with t intervals."""
+    rows = []
+    for arm, seeds in arms.items():
+        results = [seeds[seed] for seed in sorted(seeds)]
+        cells = [
+            with_interval(mean_interval([of(one) for one in results]), scale, digits)
+            for _, of, scale, digits in measures
+        ]
+        rows.append([f"{arm}{', diverged' * any(one['diverged'] for one in results)}", str(len(results)), *cells])
+    return grid(["arm", "seeds", *(title for title, *_ in measures)], rows)
+
+
+def speed_table(arms: Arms) -> list[str]:
+    """Seconds of each arm per machine: those of two machines are never compared."""
+    found: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for arm, seeds in arms.items():
+        for result in seeds.values():
+            before, after = result["load"]
+            label = result["machine"] + (", loaded" if before >= IDLE or after >= IDLE + THREADS else "")
+            found[label][arm].append(result)
+    rows = [
+        [machine, arm, with_interval(mean_interval([seconds(one) for one in results]), 1.0, 1), str(len(results))]
+        for machine, by_arm in found.items()
+        for arm, results in by_arm.items()
+    ]
+    return grid(["machine", "arm", "seconds per 1,000 generated tokens, evaluation left out", "runs"], rows)
+
+
+def comparisons(part: str, arms: Arms, others: Arms) -> tuple[list[str], list[Check]]:
+    """Paired differences in final pass@1. `others`: arms of P1, which P1b compares with."""
+    known, rows, checks = {**others, **arms}, [], []
+    for first, second in PAIRS:
+        if first not in known or second not in known or not {first, second} & arms.keys():
+            continue
+        seeds = sorted(known[first].keys() & known[second].keys())
+        if not seeds:
+            continue
+        found = difference(*([final(known[arm][seed]) for seed in seeds] for arm in (first, second)))
+        row = [f"{first} - {second}", with_interval(found, 100), f"{found.p:.3f}", str(found.seeds)]
+        if part == "main" and (first, second) in PAIRS[:2]:
+            complete = len(seeds) >= PARTS[part].seeds
+            row.append(decide(found) + ", below 0" * (found.high < 0) if complete else "runs are missing")
+        rows.append([*row, "-"][:5])
+        checks.append(check(f"{part}: {first} - {second}, pass@1 at the end", 100 * found.mean, "points"))
+    heading = ["pair", "points of pass@1 (95 % t interval)", "sign-flip p", "seeds", "decision"]
+    return (grid(heading, rows) if rows else []), checks
+
+
+def warnings(arms: Arms) -> list[str]:
+    """What must not be mixed: warm starts within a seed index, commits, rates within an arm."""
+    results = [one for seeds in arms.values() for one in seeds.values()]
+    models: dict[int, set[str]] = defaultdict(set)
+    for one in results:
+        models[one["run"]["seed"]].add(one["model"])
+    mixed = [str(seed) for seed, found in models.items() if len(found) > 1]
+    rates = [arm for arm, seeds in arms.items() if len({one["rate"] for one in seeds.values()}) > 1]
+    lines = [f"Commits: {', '.join(sorted({one['commit'] for one in results}))}."]
+    lines += [f"**Arms of seed index {', '.join(mixed)} have different warm starts.**"] if mixed else []
+    lines += [f"**The seed indices of {', '.join(rates)} have different learning rates.**"] if rates else []
+    return [*lines, ""]
+
+
+def assay_section(task: str, results: Sequence[Result]) -> tuple[list[str], list[Check]]:
+    """Roots, restarts and choices of one task, pooled over seed indices."""
+    won = np.array([count for one in results for count in one["roots"]["success"]])
+    samples = results[0]["samples"]
+    wrong, told, correct = np.sum([one["roots"]["lucky"] for one in results], axis=0).tolist()
+    rng = generator(0, "bench.real", task)
+    first = mean_over_seeds((won / samples).tolist(), rng)
+    rows = [row for one in results for row in one["chosen"]]
+    scales = ", ".join(str(one["scale"]) for one in results)
+    phi = f"{100 * wrong / told:.0f} %" if told else "none"
+    lines = [
+        f"### {task} ({len(results)} seed indices; scale {scales})",
+        "",
+        f"{len(won)} problems, {samples} samples each: success {text_of(first, 100, 1)} %, "
+        f"{100 * float((won > 0).mean()):.0f} % have a success (pass@{samples}), "
+        f"**{100 * float((won == 0).mean()):.0f} % have 0 of {samples}**. "
+        f"phi: {phi} of the {told} successes that can be checked ({correct} in all) state something wrong.",
+        "",
+        "Gain M of a restart per token, with its interval over problems, and phi of the successes:",
+        "",
+        *restart_table(task, rows),
+        "By depth (all chosen problems):",
+        "",
+        *depth_table(task, rows),
+        "Success of the state that a selector picks among the failed states of a problem:",
+        "",
+        *choice_table(results),
+        "Generated tokens and seconds of the stages: "
+        + "; ".join(
+            f"{name} {sum(one['stages'][name]['tokens'] for one in results) / 1000:.0f} k, "
+            f"{sum(one['stages'][name]['seconds'] for one in results) / 60:.0f} min"
+            for name in results[0]["stages"]
+        )
+        + ".",
+        "",
+    ]
+    best = gains(task, rows, "best", range(len(DEPTHS)))
+    checks = [check(f"assay {task}: share of problems with 0 of {samples}", float((won == 0).mean()), "share")]
+    checks += [check(f"assay {task}: gain of failures by Monte-Carlo value", best[0].value, "ratio")] if best else []
+    return lines, checks
+
+
+def gains(task: str, rows: Sequence[Any], kind: str, depths: Sequence[int]) -> tuple[Any, ...] | None:
+    """M of a kind of restart at these depths, its successes, phi as text, and the wrong share of its prefixes as text;
+    None without such a restart."""
+    own = [row for row in rows if kind in row]
+    if not own:
+        return None
+    tallies = np.array([np.sum([row[kind][depth][:4] for depth in depths], axis=0) for row in own])
+    roots = [tuple(row["root"][:2]) for row in own]
+    prefixes = [row[kind][depth][4] for row in own for depth in depths]
+    told = [one for one in prefixes if one is not None]
+    won, _, wrong, known = tallies.sum(axis=0).tolist()
+    return (
+        gain([tuple(one) for one in tallies[:, :2].tolist()], roots, f"{task} {kind}"),
+        won,
+        f"{100 * wrong / known:.0f} % of {known}" if known else "-",
+        f"{100 * sum(told) / len(told):.0f} % of {len(told)}" if told else "-",
+    )
+
+
+def restart_table(task: str, rows: Sequence[Any]) -> list[str]:
+    """A row for each kind of restart and group of problems."""
+    table = []
+    for group, chosen in (
+        ("all", rows),
+        ("with a success", [row for row in rows if row["solved"]]),
+        ("0 of 16", [row for row in rows if not row["solved"]]),
+    ):
+        won, _, wrong, known = np.sum([row["root"] for row in chosen], axis=0).tolist() if chosen else [0] * 4
+        phi = f"{100 * wrong / known:.0f} % of {known}" if known else "-"
+        table.append(["root", group, str(len(chosen)), str(won), "1", phi, "-"])
+        for kind in KINDS:
+            if found := gains(task, chosen, kind, range(len(DEPTHS))):
+                count = str(sum(kind in row for row in chosen))
+                table.append([TITLES[kind], group, count, str(found[1]), text_of(found[0], never=NEVER), *found[2:]])
+    return grid(["restart", "problems", "number", "successes", "M", "phi", "prefix wrong already"], table)
+
+
+def depth_table(task: str, rows: Sequence[Any]) -> list[str]:
+    """M by kind and depth."""
+    table = []
+    for kind in KINDS:
+        found = [gains(task, rows, kind, [at]) for at in range(len(DEPTHS))]
+        table.append([TITLES[kind], *("-" if one is None else text_of(one[0], never=NEVER) for one in found)])
+    return grid(["restart", *(f"M at {depth:g}" for depth in DEPTHS)], table)
+
+
+def choice_table(results: Sequence[Result]) -> list[str]:
+    """Precision of each selector, over problems."""
+    rng = generator(0, "bench.real", "precision")
+    rows = []
+    for name in results[0]["precision"]:
+        values = [value for one in results for value in one["precision"][name]]
+        rows.append([name, text_of(mean_over_seeds(values, rng), 100, 1), str(len(values))])
+    aucs = [f"{one:.2f}" for result in results for one in result["critic"].get("auc", []) if one is not None]
+    note = [f"AUC of the critic before each of its updates: {', '.join(aucs)}.", ""] if aucs else []
+    return [*grid(["selector", "success, %", "problems"], rows), *note]
+
+
+def draw(arms: Arms, path: Path) -> None:
+    """Held-out pass@1 against generated tokens, each seed index thin and the mean thick; and the policy's entropy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for at, (arm, seeds) in enumerate(arms.items()):
+        curves = [[(e["generated"] / 1000, e["pass@1"]) for e in one["evaluations"]] for one in seeds.values()]
+        for curve in curves:
+            left.plot(*zip(*curve, strict=True), color=f"C{at}", alpha=0.25, linewidth=0.8)
+        if len({len(curve) for curve in curves}) == 1:
+            left.plot(*np.mean(curves, axis=0).T, color=f"C{at}", marker="o", label=f"{arm} ({len(seeds)})")
+        for one in seeds.values():
+            columns = one["iterations"]
+            tokens = np.cumsum(columns["generated_tokens"]) / 1000
+            right.plot(tokens, np.array(columns["entropy"], np.float64), color=f"C{at}", alpha=0.4, linewidth=0.8)
+    left.set(xlabel="thousand generated tokens", ylabel="held-out pass@1", ylim=(0, None))
+    left.legend(title="arm (seed indices)", fontsize=8)
+    right.set(xlabel="thousand generated tokens", ylabel="entropy, nats per token", ylim=(0, None))
+    figure.savefig(path, dpi=80)
+
+
+def write_page(folder: Path, *, quick: bool) -> None:
+    """Write the page, its JSON and its plots from the tables in `folder`. `quick`: of trials."""
+    found = {part: arms_of(read_jsonl(folder / f"{part}.jsonl")) for part in PARTS}
+    tuning, lines, checks = read_jsonl(folder / "tuning.jsonl"), [HEAD], list[Check]()
+    for part, arms in found.items():
+        if not arms:
+            continue
+        lines += [f"## {part}", ""]
+        if part == "assay":
+            for task, seeds in arms.items():
+                section, own = assay_section(task, [seeds[seed] for seed in sorted(seeds)])
+                lines, checks = [*lines, *section], [*checks, *own]
+            continue
+        plot = folder / f"{part}.png"
+        draw(arms, plot)
+        table, own = comparisons(part, arms, found["main"] if part == "epochs" else {})
+        checks += own
+        lines += [f"![curves]({folder.name}/{plot.name})", "", *warnings(arms), *table, *arm_table(arms, MEASURES)]
+        lines += ["Means over the iterations of a run:", "", *arm_table(arms, MORE_MEASURES), *speed_table(arms)]
+    counts = defaultdict[str, int](int)
+    for row in tuning:
+        counts[row["run"]["arm"]] += 1
+    lines += [f"Tuning runs: {', '.join(f'{arm} {count}' for arm, count in counts.items()) or 'none'}.", ""]
+    settings = {"runs": sum(len(seeds) for arms in found.values() for seeds in arms.values())}
+    write("real", checks, settings, quick=quick, page="\n".join(lines), measures=plain({"tuning runs": counts}))
+
+
+HEAD = """# real
+
+Does it help a pretrained model? The question, the arms and the rules are in [the protocol](../real/PROTOCOL.md), which
+was written before the runs. Numbers are means over seed indices with 95 % t intervals; those of the assay have
+bootstrap intervals over problems. The tables of results, a line for each run, are in [real](real).
+"""

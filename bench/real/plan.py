@@ -1,0 +1,162 @@
+"""The parts of the experiment, their arms, and the configuration of one run (PROTOCOL.md). Invariant: two arms of a
+part differ in nothing but what `ARMS` names, and in their learning rate where it was tuned."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.demo import changed
+from bench.runs import ROOT
+from core.config import Config
+from core.load import load_config
+
+Fields = Mapping[str, Any]  # fields of a configuration by 'section.field'
+Result = dict[str, Any]
+
+NO_IMITATION: Fields = {"replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
+NO_REPLAY: Fields = {"replay.ratio": 0.0}
+NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
+ARMS: Mapping[str, Fields] = {
+    "neither": NEITHER,
+    "imitation": NO_REPLAY,
+    "replay": NO_IMITATION,
+    "both": {},
+    "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
+    "epochs": {**NEITHER, "learner.epochs": 4},
+    "gsm8k": {},  # of the assay, whose arms are its tasks
+    "mbpp": {},
+}
+TUNING_SEED = 0
+THREADS = 2  # of engine and learner
+RATES = (1e-5, 2e-5, 4e-5)  # tried for every arm of a tuned part
+PAIRS = (
+    ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
+    ("epochs", "neither"), ("imitation", "epochs"),
+)  # fmt: skip
+"""Arms that differ in one thing, the first minus the second."""
+
+GSM8K_FIELDS: Fields = {
+    "task.problems": "auto",  # all rows of the file of the seed index
+    "rollout.max_response_tokens": 192,
+    "rollout.max_running": 64,
+    "replay.canonical": False,
+}
+MAIN_FIELDS: Fields = {
+    **GSM8K_FIELDS,
+    "task.eval_problems": 326,
+    "rollout.starts": 12,
+    "rollout.samples": 8,
+    "replay.start_states": 64,
+    "replay.imitated": 16,
+}
+MBPP_FIELDS: Fields = {"rollout.max_response_tokens": 256, "task.code.program_seconds": 5.0}
+ASSAY_FIELDS: Fields = {
+    "task.eval_problems": 8,
+    "rollout.max_running": 64,
+    "replay.canonical": False,
+    "replay.boundary": "stride",  # a state may begin wherever a character ends
+    "replay.stride": 1,
+    "replay.imitated": 0,
+    "algorithm.kl_coefficient": 0.0,
+    "algorithm.positive_coefficient": 0.0,
+    "learner.critic_warmup": 10**6,  # the policy never learns
+    "learner.minibatches": 8,
+    "learner.value_lr": 1e-3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the experiment."""
+
+    recipe: str  # in configs/
+    arms: tuple[str, ...]
+    seeds: int  # seed indices 1, 2, ... that are planned
+    fields: Fields
+    tokens: int = 0  # budget of generated tokens
+    last_samples: int = 4  # of each held-out problem in the last evaluation
+    tuned: bool = False  # whether learning rates are
+
+
+FACTORS = ("neither", "imitation", "replay", "both")
+PARTS: Mapping[str, Part] = {
+    "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
+    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 400_000, 16),
+    "sums": Part("demo", (*FACTORS, "grpo"), 8, {"task.eval_problems": 200}, 60_000, tuned=True),
+    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 400_000, 16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: an arm of a part at a seed index."""
+
+    part: str
+    arm: str
+    seed: int
+    rate: float | None = None  # learning rate of the policy; None: the recipe's
+
+    @property
+    def name(self) -> str:
+        """Of its folder. A tuning run's has its rate."""
+        return f"{self.part}-{self.arm}-{self.seed}" + (f"-{self.rate:g}" if self.seed == TUNING_SEED else "")
+
+
+def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:
+    """All runs of a part: every arm once before the next seed index, with its tuned rate."""
+    chosen = {arm: best_rate([row for row in tuning if row["run"]["arm"] == arm]) for arm in arms}
+    return [Run(part, arm, seed, chosen[arm]) for seed in seeds for arm in arms]
+
+
+def tuning_matrix(part: str, arms: Sequence[str]) -> list[Run]:
+    """The tuning runs: as many for every arm."""
+    return [Run(part, arm, TUNING_SEED, rate) for rate in RATES for arm in arms]
+
+
+def best_rate(rows: Sequence[Result]) -> float | None:
+    """The rate with the highest success from the root over the last third of a tuning run's iterations, of equal ones
+    the smallest. None until all rates were tried."""
+    if {row["run"]["rate"] for row in rows} != set(RATES):
+        return None
+
+    def _rank(row: Result) -> tuple[float, float]:
+        root = row["iterations"]["root_success"]
+        last = root[len(root) - max(1, len(root) // 3) :]
+        return sum(last) / len(last), -row["run"]["rate"]
+
+    return float(max(rows, key=_rank)["run"]["rate"])
+
+
+def from_files(run: Run) -> bool:
+    """Whether its problems come from a data set and are not generated."""
+    return run.part != "sums"
+
+
+def data_folder(run: Run, work: Path) -> Path:
+    """Where the rows of a run's seed index are."""
+    return work / "data" / f"{'mbpp' if run.arm == 'mbpp' else 'gsm8k'}-{run.seed}"
+
+
+def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
+    """The configuration of a run. `work`: folder of the splits, warm starts and runs; `model`: what it starts from,
+    or empty for the recipe's. Raises ConfigError."""
+    part = PARTS[run.part]
+    recipe = "mbpp_smollm2" if run.arm == "mbpp" else part.recipe
+    fields: dict[str, Any] = {**part.fields, **ARMS[run.arm]}
+    if run.part == "assay":
+        fields = {**ASSAY_FIELDS, **(MBPP_FIELDS if run.arm == "mbpp" else GSM8K_FIELDS)}
+    if from_files(run):
+        data = data_folder(run, work)
+        fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / "held_out.jsonl"}
+    fields |= {"model.path": model} if model else {}
+    fields |= {"learner.policy_lr": run.rate} if run.rate else {}
+    fixed = {
+        "run.seed": run.seed,
+        "run.root": work,
+        "run.iterations": 10_000,  # the budget of tokens ends a run
+        "model.dtype": "float32",
+        "evaluation.samples": 4,
+        "cluster.device": "cpu",
+    }
+    return changed(load_config(ROOT / "configs" / f"{recipe}.yaml"), {**fields, **fixed, **changes})

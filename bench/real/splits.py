@@ -1,0 +1,101 @@
+"""Which rows of GSM8K and MBPP a seed index samples, trains on, warms up on and holds out (PROTOCOL.md, Splits), and
+its warm start. Invariant: no row has two of these uses, but that P1 trains on the first rows of the assay."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.models import DATA, ROOT
+from bench.real.plan import TUNING_SEED, Run, data_folder, from_files
+from core.seeds import generator
+from tasks.sources import Row, load_rows
+
+ASSAY, MAIN, WARM, HELD_OUT, MBPP = 300, 192, 1000, 326, 200
+LINES = 2  # of a canonical solution before its answer
+USUAL_TEST = range(11, 511)  # task ids of MBPP
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The training rows of a seed index."""
+
+    assay: list[Row]  # P0 samples them, P1 trains on the first of them
+    held_out: list[Row]  # only for tuning: problems that no other use has
+    warm: list[Row]
+
+
+def lines_of(row: Row) -> int:
+    """Lines of a canonical solution of GSM8K before `#### n`.
+
+    >>> lines_of({"answer": "48/2 = 24\\n\\n48+24 = 72\\n#### 72"})
+    2
+    """
+    return sum(bool(line.strip()) for line in row["answer"].split("\n")) - 1
+
+
+def split_gsm8k(rows: Sequence[Row], seed: int) -> Split:
+    """The uses of the training rows."""
+    short = _shuffled([row for row in rows if lines_of(row) == LINES], seed, "short")
+    assay, held_out = short[:ASSAY], short[ASSAY : ASSAY + HELD_OUT] if seed == TUNING_SEED else []
+    used = {row["question"] for row in (*assay, *held_out)}
+    return Split(assay, held_out, _shuffled([row for row in rows if row["question"] not in used], seed, "warm")[:WARM])
+
+
+def _shuffled(rows: Sequence[Row], seed: int, label: str) -> list[Row]:
+    return [rows[at] for at in generator(seed, "bench.real", label).permutation(len(rows)).tolist()]
+
+
+def split_mbpp(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """The problems of the assay, and a few others, from those outside of the usual test split."""
+    chosen = _shuffled([row for row in rows if row["task_id"] not in USUAL_TEST], seed, "mbpp")
+    return chosen[:MBPP], chosen[MBPP : MBPP + 8]
+
+
+def write_splits(run: Run, work: Path, scale: float = 1.0) -> None:
+    """Write the rows of a run's seed index to `work`/data. `scale`: share of the problems, for trials."""
+    if not from_files(run):
+        return
+    if run.arm == "mbpp":
+        problems, others = split_mbpp(load_rows(str(DATA / "mbpp" / "mbpp.jsonl"), "train"), run.seed)
+        files = {"assay": problems, "held_out": others}
+    else:
+        split = split_gsm8k(load_rows(str(DATA / "gsm8k" / "train.jsonl"), "train"), run.seed)
+        test = [row for row in load_rows(str(DATA / "gsm8k" / "test.jsonl"), "train") if lines_of(row) == LINES]
+        main = split.assay[:MAIN]
+        files = {"assay": split.assay, "main": main, "epochs": main, "held_out": split.held_out or test}
+        files["warm"] = split.warm
+    folder = data_folder(run, work)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        kept = rows[: max(8, round(scale * len(rows)))]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+
+def warm_start(run: Run, work: Path) -> str:
+    """The folder of the model that a run starts from, made if need be; empty if it starts from the recipe's."""
+    if not from_files(run) or run.arm == "mbpp":
+        return ""
+    place, data = work / f"warm-{run.seed}", data_folder(run, work)
+    policy = place / "policy"
+    if not policy.is_dir():  # it appears when it is complete
+        shutil.rmtree(place, ignore_errors=True)
+        command = [sys.executable, "launch.py", "sft", "--config", "configs/gsm8k_smollm2.yaml"]
+        options = {
+            "run.root": work,
+            "run.name": place.name,
+            "run.seed": run.seed,
+            "model.dtype": "float32",
+            "task.path": data / "warm.jsonl",
+            "task.problems": "auto",
+            "task.eval_path": data / "held_out.jsonl",
+            "task.eval_problems": 32,
+            "cluster.address": "local",
+        }
+        options_text = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        subprocess.run([*command, *options_text], cwd=ROOT, check=True)
+        shutil.rmtree(place / "checkpoints")  # 2 GB
+    return str(policy)
