@@ -52,9 +52,9 @@ class State:
 
     def add(self, result: IterationResult, metrics: IterationMetrics) -> None:
         """Note an iteration. Trained tokens are all that the learner read: prompt, prefix and continuation."""
-        judged = [*(item.judged for item in result.scored), *result.imitated]
+        scored = [*result.scored, *(item.scored for item in result.imitated)]
         row: Row = {name: getattr(metrics, name) for name in METRICS}
-        row["trained_tokens"] = sum(item.trajectory.sequence_ids.size for item in judged)
+        row["trained_tokens"] = sum(item.trajectory.sequence_ids.size for item in scored)
         row["replayed_learnability"] = learnability(outcomes(result.scored, True))
         self.iterations.append(row | {f"{name}_seconds": value for name, value in asdict(metrics.seconds).items()})
         self.generated = metrics.total_tokens
