@@ -54,6 +54,16 @@ class Finish(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class World:
+    """What the environment of a problem begins from, and what it said then."""
+
+    problem_id: str
+    prompt: str  # without template, system prompt and examples
+    reference: str
+    opening: str  # digest of the messages of `reset`
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One item of a task."""
 
@@ -64,6 +74,8 @@ class Problem:
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
     source: str = ""  # label of its data set in a mixture
     question: str = ""  # what a person reads: the prompt without template, system prompt and examples
+    world: World | None = None  # if an environment answers the policy
+    solution_mask: Flags | None = None  # [R] False where an environment wrote the canonical solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,7 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
+    world: World | None = None  # as of its problem
 
     @property
     def replayed(self) -> bool:
@@ -90,8 +103,25 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """What an environment said of a continuation."""
+
+    rewards: tuple[tuple[int, float], ...]  # (last token of a turn, counted in the continuation, reward of the turn)
+    total: float  # sum of all rewards, with those of a replayed prefix
+    turns: int  # of the policy, with those of a replayed prefix
+    correct: bool | None = None  # None: it did not say
+    detail: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is a success."""
+        return self.total > 0 if self.correct is None else self.correct
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A start and one continuation, with what a tool answered in between. Its first and last token are the policy's."""
+    """A start and one continuation, with what an environment answered in between. The first and last token are the
+    policy's."""
 
     start: Start
     sample: int  # in [0, start.samples)
@@ -99,11 +129,12 @@ class Trajectory:
     logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
     versions: IntArray  # [C] weight version that generated each token
     finish: Finish
-    mask: Flags | None = None  # [C] whether the policy generated the token, and not a tool; None: it generated all
+    mask: Flags | None = None  # [C] whether the policy generated the token, and not an environment; None: all
+    episode: Episode | None = None  # if there is an environment
 
     @property
     def generated(self) -> Flags:
-        """[C] whether the policy generated the token; a tool's tokens have log-probability 0 and no loss."""
+        """[C] whether the policy generated the token; an environment's have log-probability 0 and no loss."""
         return np.ones(len(self.tokens), np.bool_) if self.mask is None else self.mask
 
     @property
@@ -117,7 +148,7 @@ class Trajectory:
         return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
 
     def states(self, boundaries: Boundaries) -> IntArray:
-        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. A tool's
+        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. An
         answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one."""
         depth = self.start.prefix_ids.size
         lengths = boundaries(self.response_ids)
@@ -189,11 +220,21 @@ class CutTrajectory:
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
     truncated: bool = False  # the response lacks its end
     lucky: bool = False  # a success that contains something wrong, which is not to be imitated
+    mask: Flags | None = None  # [C] as of the trajectory
 
     @property
     def from_root(self) -> bool:
         """Whether it is an own rollout from the root."""
         return self.parent is None and self.provenance != Provenance.CANONICAL
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A whole own success from the root, to be imitated."""
+
+    problem_id: str
+    response_ids: IntArray  # [R]
+    mask: Flags | None = None  # [R] as of the trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import CutTrajectory, IntArray, Provenance
+from core.records import CutTrajectory, Provenance, Success
 from core.seeds import generator
 
 MOST = 1024  # successes that are kept; the oldest goes first
@@ -20,8 +20,11 @@ SOLVED = 0.5  # a problem of which a larger share of a visit's rollouts succeeds
 class Successes:
     """One own success of each problem, the oldest first."""
 
-    def __init__(self, kept: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
-        self._kept: dict[str, IntArray] = {name: np.array(tokens, np.int32) for name, tokens in kept}
+    def __init__(self, kept: Sequence[tuple[str, Sequence[int], Sequence[bool] | None]] = ()) -> None:
+        self._kept = {
+            name: Success(name, np.array(tokens, np.int32), None if mask is None else np.array(mask, np.bool_))
+            for name, tokens, mask in kept
+        }
 
     def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Keep the newest success of each problem, and drop solved problems. A visit's rollouts come together."""
@@ -31,21 +34,24 @@ class Successes:
                 visits.setdefault(trajectory.problem_id, []).append(trajectory)
         for name, rollouts in visits.items():
             won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
-            whole = [rollout.response_ids for rollout in won if not (rollout.truncated or rollout.lucky)]
+            whole = [rollout for rollout in won if not (rollout.truncated or rollout.lucky)]
             solved = len(won) > SOLVED * len(rollouts)
             if solved or whole:
                 self._kept.pop(name, None)
             if whole and not solved:
-                self._kept[name] = whole[-1]
+                self._kept[name] = Success(name, whole[-1].response_ids, whole[-1].mask)
         for name in list(self._kept)[: max(0, len(self._kept) - MOST)]:
             del self._kept[name]
 
-    def draw(self, count: int, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most `count` problems, drawn at random without replacement."""
+    def draw(self, count: int, seed: int) -> list[Success]:
+        """Those of at most `count` problems, drawn at random without replacement."""
         names = list(self._kept)
         chosen = generator(seed, "successes").permutation(len(names))[:count]
-        return [(names[at], self._kept[names[at]]) for at in chosen.tolist()]
+        return [self._kept[names[at]] for at in chosen.tolist()]
 
-    def to_json(self) -> list[tuple[str, list[int]]]:
+    def to_json(self) -> list[tuple[str, list[int], list[bool] | None]]:
         """What the constructor takes, for the manifest of a checkpoint."""
-        return [(name, tokens.tolist()) for name, tokens in self._kept.items()]
+        return [
+            (name, one.response_ids.tolist(), None if one.mask is None else one.mask.tolist())
+            for name, one in self._kept.items()
+        ]

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
-from core.records import CutTrajectory, FloatArray, IntArray, Outcome, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState, Success
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
@@ -108,8 +108,8 @@ class ReplayStore:
             self._evidence.remember(drawn)
         return drawn.states()
 
-    def successes(self, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most `replay.imitated` own successes of unsolved problems."""
+    def successes(self, seed: int) -> list[Success]:
+        """At most `replay.imitated` own successes of unsolved problems."""
         return self._successes.draw(self._imitated, seed)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:

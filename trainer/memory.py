@@ -37,7 +37,7 @@ class Memory:
         the update of iteration `number` imitates."""
         parts, settings = self.parts, self.settings
         with self.clock.phase("score"):
-            canonical = canonical_rollouts(batch.starts, parts.by_id, parts.tool) if settings.canonical else []
+            canonical = canonical_rollouts(batch.starts, parts.by_id) if settings.canonical else []
             canonical_values = parts.learner.values(canonical) if canonical else []
         if self._refresh is not None:
             finish_refresh(parts, self._refresh, self.clock)
@@ -60,7 +60,7 @@ class Memory:
                     *cut(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
                 ]
             )
-        return imitated_rollouts(successes, parts.by_id, parts.tool)
+        return imitated_rollouts(successes, parts.by_id)
 
 
 def begun_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:

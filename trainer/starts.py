@@ -23,11 +23,11 @@ from core.records import (
     Provenance,
     ReplayedState,
     Start,
+    Success,
     Trajectory,
     Verdict,
 )
 from core.seeds import derive
-from core.tools import TokenTool
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
@@ -43,7 +43,15 @@ ROOM = 0.25
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
     """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..., counted from `first`."""
     return [
-        Start(f"{iteration}.f{n}", problem.id, problem.prompt_ids, EMPTY, samples, derive(seed, "fresh", iteration, n))
+        Start(
+            id=f"{iteration}.f{n}",
+            problem_id=problem.id,
+            prompt_ids=problem.prompt_ids,
+            prefix_ids=EMPTY,
+            samples=samples,
+            seed=derive(seed, "fresh", iteration, n),
+            world=problem.world,
+        )
         for n, problem in enumerate(problems, first)
     ]
 
@@ -66,6 +74,7 @@ def replayed_starts(
             samples=samples,
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
+            world=problems[state.problem_id].world,
         )
         for index, state in enumerate(states, first)
     ]
@@ -157,6 +166,7 @@ def cut_trajectories(
                 parent=start.state_key,
                 truncated=item.trajectory.finish.truncated,
                 lucky=bool(wrong) and item.verdict.correct,
+                mask=item.trajectory.mask,
             )
         )
     return found
@@ -171,27 +181,23 @@ def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -
     return wrong, lengths
 
 
-def canonical_rollouts(
-    starts: Sequence[Start], problems: Mapping[str, Problem], tool: TokenTool | None = None
-) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as rollouts to value. `tool`: wrote a part of them."""
+def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:
+    """The canonical solutions of the fresh starts' problems as rollouts to value."""
     verdict = Verdict(1.0, True, "canonical solution")
     return [
-        _rollout(start, solution, verdict, None if tool is None else tool.mask(solution))
+        _rollout(start, solution, verdict, problems[start.problem_id].solution_mask)
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
     ]
 
 
-def imitated_rollouts(
-    successes: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
-) -> list[Judged]:
-    """Own earlier successes (problem id, response) as rollouts from the root. `tool`: wrote a part of them."""
-    starts = fresh_starts([problems[name] for name, _ in successes], samples=1, seed=0, iteration=0)
+def imitated_rollouts(successes: Sequence[Success], problems: Mapping[str, Problem]) -> list[Judged]:
+    """Own earlier successes as rollouts from the root."""
+    starts = fresh_starts([problems[success.problem_id] for success in successes], samples=1, seed=0, iteration=0)
     verdict = Verdict(1.0, True, "own success")
     return [
-        _rollout(start, tokens, verdict, None if tool is None else tool.mask(tokens))
-        for start, (_, tokens) in zip(starts, successes, strict=True)
+        _rollout(start, success.response_ids, verdict, success.mask)
+        for start, success in zip(starts, successes, strict=True)
     ]
 
 

@@ -37,6 +37,7 @@ TASKS = {
     "apps": "tasks.code.formats:APPS",
     "dialogue": "tasks.kinds:DIALOGUE",
     "prompts": "tasks.kinds:PROMPTS",
+    "environment": "tasks.kinds:EPISODES",
 }
 """The tasks by name: where the `TaskKind` of each is. A new one needs a line here."""
 

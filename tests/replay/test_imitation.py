@@ -38,7 +38,7 @@ def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None
 
 
 def kept(found: Successes) -> dict[str, list[int]]:
-    return {name: tokens.tolist() for name, tokens in found.draw(100, seed=0)}
+    return {one.problem_id: one.response_ids.tolist() for one in found.draw(100, seed=0)}
 
 
 def test_the_worked_example() -> None:
@@ -80,11 +80,11 @@ def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
-    found = Successes([(f"p{at}", [at]) for at in range(50)])
-    drawn = [name for name, _ in found.draw(20, seed=1)]
+    found = Successes([(f"p{at}", [at], None) for at in range(50)])
+    drawn = [one.problem_id for one in found.draw(20, seed=1)]
     assert len(set(drawn)) == 20
-    assert drawn == [name for name, _ in found.draw(20, seed=1)]
-    assert drawn != [name for name, _ in found.draw(20, seed=2)]
+    assert drawn == [one.problem_id for one in found.draw(20, seed=1)]
+    assert drawn != [one.problem_id for one in found.draw(20, seed=2)]
 
 
 def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) -> None:
@@ -92,10 +92,13 @@ def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) ->
     first.add([*visit("p", "+--"), *visit("q", "-+-")])
     first.save(tmp_path / "saved")
     second.restore(tmp_path / "saved")
-    drawn = [(name, tokens.tolist()) for name, tokens in second.successes(seed=3)]
-    assert drawn == [(name, tokens.tolist()) for name, tokens in first.successes(seed=3)]
+    drawn = [(one.problem_id, one.response_ids.tolist()) for one in second.successes(seed=3)]
+    assert drawn == [(one.problem_id, one.response_ids.tolist()) for one in first.successes(seed=3)]
     assert len(drawn) == 2
-    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1]], ["q", [2]]]
+    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [
+        ["p", [1], None],
+        ["q", [2], None],
+    ]
     second.clear()
     assert second.successes(seed=3) == []
     third = opened(tmp_path / "third", local=True, imitated=0)

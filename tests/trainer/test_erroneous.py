@@ -13,7 +13,7 @@ from core.records import Finish, Judged, Trajectory
 from replay.boundaries import TokenTable, boundaries
 from replay.store import ReplayStore
 from tasks.corpus import character_tokenizer
-from tasks.problems import TokenLimits
+from tasks.limits import TokenLimits
 from tasks.task import Task, build_task
 from trainer.starts import IsWrong, cut_trajectories, erroneous_states, fresh_starts
 
@@ -54,7 +54,7 @@ def stored(task: Task, judged: list[Judged], folder: Path, is_wrong: IsWrong | N
     values = [np.zeros(item.trajectory.tokens.size, np.float32) for item in judged]
     store.add(cut_trajectories(judged, values, ends, 1, is_wrong=is_wrong))
     states = [task.decode(state.prefix_ids) for state in store.sample(100, seed=0)]
-    return sorted(states), [task.decode(tokens) for _, tokens in store.successes(seed=0)]
+    return sorted(states), [task.decode(one.response_ids) for one in store.successes(seed=0)]
 
 
 def test_states_end_before_the_false_equation_and_a_lucky_success_is_not_imitated(task: Task, tmp_path: Path) -> None:

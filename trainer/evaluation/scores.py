@@ -3,7 +3,7 @@ for pass@k and maj@k. Invariant: intervals take problems, not responses, to be i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,7 +78,8 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
     if plan.samples:
         starts = fresh_starts(problems, plan.samples, derive(plan.seed, "sampled"), iteration=0)
         sampled = actors.generate(starts, plan.sampled)
-        answered &= {item.start.problem_id for item in sampled}
+        counts = Counter(item.start.problem_id for item in sampled)
+        answered &= {name for name, count in counts.items() if count == plan.samples}
     if not answered:
         raise ActorError(
             f"evaluation: no engine could generate any of the {len(problems)} held-out problems; see the reason above"
