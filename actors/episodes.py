@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.jobs import Continuation, Engine, Job
 from core.config import RolloutConfig
-from core.environments.protocol import Answer, Problem, digest
+from core.environments.protocol import Answer, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
 from core.errors import DataError
@@ -88,9 +88,8 @@ class EpisodeEngine(Engine):
             assert start.world is not None
             prefix = start.prefix_ids.tolist()
             snapshot, turns, total = self._snapshots.get((start.problem_id, start.prefix_ids.tobytes()), ("", 0, 0.0))
-            problem = Problem(start.problem_id, start.world.prompt, start.world.reference)
             for sample in job.samples:
-                number = self._workers.open(problem, snapshot)
+                number = self._workers.open(start.world, snapshot)
                 past = None if snapshot or not prefix else self._turns.retrace(prefix)
                 one = _Sample(replace(job, samples=(sample,)), number, past, turns=turns, total=total)
                 self._open[start.id, sample] = self._of_number[number] = one
@@ -224,19 +223,16 @@ class EpisodeEngine(Engine):
 
     def _finish(self, one: _Sample, finish: Finish, last: Answer | None = None) -> None:
         said = (None, "") if last is None else (last.correct, last.detail)
-        self._leave(one, finish, Episode(tuple(one.rewards), one.total, one.turns, *said))
-
-    def _drop(self, one: _Sample, reason: str) -> None:
-        key = one.job.start.id, one.job.samples[0]
-        self._forget(one)
-        lost = one.job.start.replayed and (not one.opened or one.past is not None)
-        self._done.append(Continuation(*key, [], [], [], Finish.STOP, dropped=reason, state_lost=lost))
-
-    def _leave(self, one: _Sample, finish: Finish, episode: Episode) -> None:
-        self._forget(one)
-        key = one.job.start.id, one.job.samples[0]
+        episode = Episode(tuple(one.rewards), one.total, one.turns, *said)
+        key = self._forget(one)
         self._done.append(Continuation(*key, one.tokens, one.logprobs, one.versions, finish, one.mask, episode))
 
-    def _forget(self, one: _Sample) -> None:
-        del self._open[one.job.start.id, one.job.samples[0]], self._of_number[one.number]
+    def _drop(self, one: _Sample, reason: str) -> None:
+        lost = one.job.start.replayed and (not one.opened or one.past is not None)
+        self._done.append(Continuation(*self._forget(one), [], [], [], Finish.STOP, dropped=reason, state_lost=lost))
+
+    def _forget(self, one: _Sample) -> Key:
+        key = one.job.start.id, one.job.samples[0]
+        del self._open[key], self._of_number[one.number]
         self._workers.end(one.number)
+        return key

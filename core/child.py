@@ -1,5 +1,6 @@
 """A child process that exchanges lines with this one. Every wait has a deadline; `kill` ends its process group."""
 
+import json
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from core import ROOT
+from core.errors import ConfigError
 
 EXIT_LIMIT = 10.0  # seconds in which a process that has closed its output must end
 
@@ -95,6 +97,18 @@ class PythonProcess(ChildProcess):
         paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
         environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
         super().__init__([sys.executable, "-m", module, *arguments], env={**os.environ, **environment})
+
+    def ready(self, name: str, seconds: float) -> Any:
+        """Wait for its first line, `ready` and JSON. Raises ConfigError, which calls it by this name."""
+        try:
+            line = self.line(time.monotonic() + seconds).decode()
+        except TimeoutError:
+            raise ConfigError(f"{name} did not start in {seconds:g} s; see its output above") from None
+        except EOFError:
+            raise ConfigError(f"{name} ended before it was ready ({self.ending()}); see its output above") from None
+        if not line.startswith("ready "):
+            raise ConfigError(f"{name} {line}")
+        return json.loads(line.removeprefix("ready "))
 
 
 def _wait_for(descriptor: int, event: int, deadline: float) -> None:

@@ -14,6 +14,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from core.seeds import derive
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -55,12 +57,17 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the environment of a problem begins from, and what it said then."""
+    """A problem as its environment sees it."""
 
-    problem_id: str
+    id: str  # of the problem
     prompt: str  # without template, system prompt and examples
     reference: str
-    opening: str  # digest of the messages of `reset`
+    opening: str = ""  # digest of the messages with which it began
+
+    @property
+    def seed(self) -> int:
+        """For what is random in it: the same in every episode and run."""
+        return derive(0, "environment", self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class Trajectory:
 
     start: Start
     sample: int  # in [0, start.samples)
-    tokens: IntArray  # [C], C >= 1; ends with the end-of-sequence token if finish is STOP
+    tokens: IntArray  # [C], C >= 1; ends with what ends a sequence or an episode if finish is STOP
     logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
     versions: IntArray  # [C] weight version that generated each token
     finish: Finish

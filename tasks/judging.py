@@ -68,15 +68,7 @@ class _Worker(PythonProcess):
         """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
         if self._ready:
             return
-        try:
-            line = self.line(time.monotonic() + WORKER_START_LIMIT).decode()
-        except TimeoutError:
-            raise ConfigError(f"a judge did not start in {WORKER_START_LIMIT:g} s; see its output above") from None
-        except EOFError:
-            raise ConfigError(f"a judge ended before it was ready ({self.ending()}); see its output above") from None
-        if not line.startswith("ready "):
-            raise ConfigError(f"judge {line}")
-        self.asks = Asks(*json.loads(line.removeprefix("ready ")))
+        self.asks = Asks(*self.ready("judge", WORKER_START_LIMIT))
         self._ready = True
 
 

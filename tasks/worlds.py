@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from core.config import RolloutConfig
-from core.environments.protocol import FIELD, Answer, Problem, digest
+from core.environments.protocol import FIELD, Answer, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
 from core.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ class _Asked:
         while waiting or at_of:
             while waiting and len(at_of) < AT_ONCE:
                 at, item = waiting.pop()
-                at_of[self._workers.open(self._problem(item))] = at
+                at_of[self._workers.open(self._world(item))] = at
             for number, answer in self._workers.poll(WAIT):
                 at = at_of[number]
                 if at not in found:
@@ -65,16 +65,15 @@ class _Asked:
                 del at_of[number]
         return [found[at] for at in range(len(items))]
 
-    def _problem(self, item: Item) -> Problem:
-        return Problem(problem_id(self._title, item), item.prompt, item.reference)
+    def _world(self, item: Item) -> World:
+        return World(problem_id(self._title, item), item.prompt, item.reference)
 
     def _opened(self, item: Item, answer: Answer) -> Item:
         if answer.error:
             where = item.where or f"problem {item.prompt[:60]!r}"
             raise ConfigError(f"{FIELD} {self._name!r}: {where}: {answer.error}; fix the environment or the problem")
-        problem = self._problem(item)
-        world = World(problem.id, problem.prompt, problem.reference, digest(answer.messages))
         said = tuple(Message(message["role"], message["content"]) for message in answer.messages)
+        world = replace(self._world(item), opening=digest(answer.messages))
         return replace(item, world=world, messages=said or item.messages)
 
     def _repeated(

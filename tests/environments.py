@@ -6,7 +6,8 @@ import random
 import time
 from typing import Any
 
-from core.environments.protocol import Messages, Problem, Step
+from core.environments.protocol import Messages, Step
+from core.records import World
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEPT: list[bytes] = []
@@ -25,7 +26,7 @@ class Echo:
     def __init__(self, delay: float = 0.0) -> None:
         self.delay = delay
 
-    def reset(self, problem: Problem) -> Messages:
+    def reset(self, problem: World) -> Messages:
         return []
 
     def step(self, action: str) -> Step:
@@ -43,7 +44,7 @@ class Counter:
     def __init__(self, turns: int = 3) -> None:
         self.turns, self.count, self.word = turns, 0, ""
 
-    async def reset(self, problem: Problem) -> Messages:
+    async def reset(self, problem: World) -> Messages:
         await asyncio.sleep(0)
         self.word = problem.prompt
         return [{"role": "system", "content": "Count."}, {"role": "user", "content": problem.prompt}]
@@ -69,7 +70,7 @@ class Bad:
         self.where, self.steps = where, 0
         self.end = ""
 
-    def reset(self, problem: Problem) -> Messages:
+    def reset(self, problem: World) -> Messages:
         if self.where == "reset":
             raise ValueError("no such game")
         return [{"role": "user", "content": str(random.random())}] if self.where == "random" else []

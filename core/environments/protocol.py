@@ -10,41 +10,23 @@ from typing import Any, Protocol
 from core.errors import ConfigError
 from core.imports import imported
 from core.records import World
-from core.seeds import derive
 
 FIELD = "rollout.environment"
 ENVIRONMENTS = {
     "calculator": "tasks.synthetic.calculator:Calculator",
+    "guess": "tasks.games:Guess",
+    "textarena": "tasks.games:TextArena",
 }
 """The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content
 Step = tuple[Messages, float, bool, dict[str, Any]]  # messages, reward, done, info
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What an environment knows of the problem of its episode."""
-
-    id: str
-    prompt: str  # without template, system prompt and examples
-    reference: str  # the gold answer of the row
-
-    @property
-    def seed(self) -> int:
-        """For what is random in the world of this problem: the same in every episode and run."""
-        return derive(0, "environment", self.id)
-
-    @classmethod
-    def of(cls, world: World) -> "Problem":
-        """The problem of a start."""
-        return cls(world.problem_id, world.prompt, world.reference)
-
-
 class Environment(Protocol):
     """One episode. All methods may be async. An environment may also have `close()`, `snapshot() -> bytes` with
     `restore(bytes)`, and `ends`: characters that end an action, besides the end of sequence."""
 
-    def reset(self, problem: Problem) -> Messages | Awaitable[Messages]:
+    def reset(self, problem: World) -> Messages | Awaitable[Messages]:
         """Begin the episode. Returns the prompt that the policy reads; none: that of the problem."""
 
     def step(self, action: str) -> Step | Awaitable[Step]:

@@ -62,6 +62,8 @@ class TurnTokens:
             if end >= len(response):
                 return mask
             answer = yield self.text(response[at:end])
+            if answer.done and set(response[end:]) <= self._stop - self.calls:
+                return mask  # a canonical solution has an end of sequence
             reply = self.reply(response[end - 1], answer.messages)
             at = end + len(reply)
             if answer.done or list(response[end:at]) != reply:

@@ -26,8 +26,9 @@ from typing import Any
 
 import psutil
 
-from core.environments.protocol import Problem, load_environment
+from core.environments.protocol import load_environment
 from core.errors import ConfigError
+from core.records import World
 
 MOST_TEXT = 300  # most characters of a reason
 GLANCE = 0.1  # seconds between two looks at the memory
@@ -69,7 +70,7 @@ class Episode:
             return {"messages": []}
         if method == "reset":
             self._environment = self._make()
-            answer: dict[str, Any] = {"messages": _messages(self._call("reset", Problem(*argument)), "reset")}
+            answer: dict[str, Any] = {"messages": _messages(self._call("reset", World(*argument)), "reset")}
         else:
             answer = _checked(self._call("step", argument))
         if not answer.get("done") and hasattr(self._environment, "snapshot"):

@@ -8,14 +8,16 @@ environment then answers differently, it is lost, too.
 import json
 import select
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from core.child import PythonProcess
 from core.config import RolloutConfig
-from core.environments.protocol import FIELD, Answer, Problem
+from core.environments.protocol import Answer
 from core.errors import ActorError, ConfigError
+from core.records import World
 
 START_SECONDS = 120.0  # in which a process must import the environment
 SEND_SECONDS = 10.0  # in which it must read a request: its first thread does nothing else
@@ -48,16 +50,13 @@ class _Open:
 class _Process(PythonProcess):
     def __init__(self, config: RolloutConfig) -> None:
         options = json.dumps(config.environment_options)
-        arguments = [config.environment, options, str(config.environment_gib)]
-        super().__init__("core.environments.worker", arguments)
-        self.ready, self.started = False, time.monotonic()
+        super().__init__("core.environments.worker", [config.environment, options, str(config.environment_gib)])
+        self.serves, self.started = False, time.monotonic()
 
-    def begin(self, line: str) -> dict[str, Any]:
-        """What its first line tells. Raises ConfigError when it cannot start."""
-        if not line.startswith("ready "):
-            raise ConfigError(f"an environment {line}")
-        self.ready = True
-        return dict(json.loads(line.removeprefix("ready ")))
+    def begin(self, seconds: float = START_SECONDS) -> Any:
+        """What it tells when it is ready. Raises ConfigError when it cannot start."""
+        told, self.serves = self.ready("an environment", seconds), True
+        return told
 
 
 class Workers:
@@ -74,13 +73,7 @@ class Workers:
         self.ends = ""
         try:
             self._processes += [_Process(config) for _ in range(config.environment_workers)]
-            for process in self._processes:
-                line = process.line(time.monotonic() + START_SECONDS)
-                self.ends = process.begin(line.decode())["ends"]
-        except (TimeoutError, EOFError) as error:
-            self.close()
-            why = "did not start in time" if isinstance(error, TimeoutError) else "ended before it was ready"
-            raise ConfigError(f"{FIELD} {config.environment!r}: its process {why}; see its output above") from None
+            (self.ends,) = {process.begin()["ends"] for process in self._processes}
         except ConfigError:
             self.close()
             raise
@@ -88,14 +81,12 @@ class Workers:
     def __len__(self) -> int:
         return sum(not one.closing for one in self._open.values())
 
-    def open(self, problem: Problem, snapshot: str = "") -> int:
+    def open(self, world: World, snapshot: str = "") -> int:
         """Begin an episode, from a snapshot if one is given. Returns its number; the answer tells of `reset`."""
-        counts = [0] * len(self._processes)
-        for one in self._open.values():
-            counts[one.worker] += 1
+        counts = Counter(one.worker for one in self._open.values())
         number, self._next = self._next, self._next + 1
-        self._open[number] = _Open(counts.index(min(counts)), time.monotonic())
-        begin = ("restore", snapshot) if snapshot else ("reset", [problem.id, problem.prompt, problem.reference])
+        self._open[number] = _Open(min(range(len(self._processes)), key=counts.__getitem__), time.monotonic())
+        begin = ("restore", snapshot) if snapshot else ("reset", [world.id, world.prompt, world.reference])
         self._ask(number, begin)
         return number
 
@@ -139,27 +130,20 @@ class Workers:
     def _read(self, index: int) -> None:
         """Take all complete lines of a process."""
         process = self._processes[index]
+        mine = {number: one for number, one in self._open.items() if one.worker == index}
         try:
+            if not process.serves:
+                process.begin(SEND_SECONDS)
+                for one in mine.values():
+                    one.deadline = self._deadline(one)
             while True:
-                line = process.line(0.0)
-                if process.ready:
-                    self._accept(*json.loads(line))
-                    continue
-                try:
-                    process.begin(line.decode())
-                except ConfigError as error:
-                    raise ActorError(f"a process of environments was lost and cannot be replaced: {error}") from None
-                for one in self._open.values():
-                    if one.worker == index:
-                        one.deadline = self._deadline(one)
+                self._accept(*json.loads(process.line(0.0)))
+        except ConfigError as error:
+            raise ActorError(f"a process of environments was lost and cannot be replaced: {error}") from None
         except TimeoutError:
             return
         except EOFError:
-            if not process.ready:
-                raise ActorError(
-                    f"a process of environments ended before it was ready ({process.ending()}); see its output"
-                ) from None
-            waiting = [number for number, one in self._open.items() if one.worker == index and one.waits]
+            waiting = [number for number, one in mine.items() if number in self._open and one.waits]
             self._replace(index, waiting, _why(process.ending(), self._config))
 
     def _accept(self, number: int, told: dict[str, Any]) -> None:
@@ -220,7 +204,7 @@ class Workers:
 
     def _deadline(self, one: _Open) -> float:
         process = self._processes[one.worker]
-        if not process.ready:
+        if not process.serves:
             return process.started + START_SECONDS
         limit = time.monotonic() + self._config.step_seconds
         return limit if one.closing else min(limit, one.begun + self._config.episode_seconds)

@@ -30,6 +30,7 @@ TASKS = {
     "stories": "tasks.synthetic.stories:TASK",
     "calculator": "tasks.synthetic.calculator:TASK",
     "sums": "tasks.synthetic.sums:TASK",
+    "guess": "tasks.games:TASK",
     "gsm8k": "tasks.mathematics.answers:GSM8K",
     "math": "tasks.mathematics.answers:MATH",
     "mbpp": "tasks.code.formats:MBPP",

@@ -14,8 +14,8 @@ import re
 
 import numpy as np
 
-from core.environments.protocol import Messages, Problem, Step
-from core.records import Verdict
+from core.environments.protocol import Messages, Step
+from core.records import Verdict, World
 from tasks.kinds import TaskKind
 from tasks.synthetic.arithmetic import arithmetic_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, same_lines
@@ -33,7 +33,7 @@ class Calculator:
 
     ends = "="
 
-    def reset(self, problem: Problem) -> Messages:
+    def reset(self, problem: World) -> Messages:
         """There is nothing to prepare."""
         del problem
         return []

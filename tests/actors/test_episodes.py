@@ -265,7 +265,7 @@ def test_a_snapshot_stands_for_the_steps_before_it(engines: dict[bool, Any], tin
         ]
         asked = list[str]()
         open_world = here.workers.open
-        here.workers.open = lambda problem, snapshot="": asked.append(snapshot) or open_world(problem, snapshot)  # type: ignore[func-returns-value,method-assign]
+        here.workers.open = lambda world, snapshot="": asked.append(snapshot) or open_world(world, snapshot)  # type: ignore[func-returns-value,method-assign]
         known = here.rollouts(states)
         here.engine._snapshots.clear()
         rebuilt = here.rollouts(states)

@@ -10,7 +10,7 @@ import pytest
 from core.environments.protocol import Answer, Messages, load_environment
 from core.environments.turns import TurnTokens
 from core.errors import ConfigError, DataError
-from core.records import Finish, IntArray, Start, Trajectory
+from core.records import Finish, IntArray, Start, Trajectory, World
 from tasks.corpus import character_tokenizer
 from tasks.synthetic.calculator import Calculator
 
@@ -141,9 +141,8 @@ def test_the_environment_of_the_documents_answers(tmp_path: Path, monkeypatch: p
     (tmp_path / "my_environments.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    from core.environments.protocol import Problem
 
     shop = load_environment("my_environments:Shop")()
-    assert shop.reset(Problem("p", "What is an apple?", "0.40")) == []
+    assert shop.reset(World("p", "What is an apple?", "0.40")) == []
     assert shop.step("PRICE(apple)") == ([{"role": "user", "content": "0.40"}], 0.0, False, {})
     assert shop.step("0.40") == ([], 1.0, True, {"correct": True})

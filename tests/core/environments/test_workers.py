@@ -9,11 +9,12 @@ import psutil
 import pytest
 
 from core.config import RolloutConfig
-from core.environments.protocol import Answer, Problem, digest, load_environment
+from core.environments.protocol import Answer, digest, load_environment
 from core.environments.workers import Workers
 from core.errors import ConfigError
+from core.records import World
 
-PROBLEM = Problem("p", "apples", "gold")
+PROBLEM = World("p", "apples", "gold")
 
 
 @contextmanager
@@ -165,5 +166,5 @@ def test_what_is_wrong_with_an_environment_is_named(path: str, wrong: str) -> No
 
 
 def test_a_problem_has_a_seed_of_its_own() -> None:
-    assert PROBLEM.seed == Problem("p", "other words", "").seed != Problem("q", "apples", "gold").seed
+    assert PROBLEM.seed == World("p", "other words", "").seed != World("q", "apples", "gold").seed
     assert digest([{"role": "user", "content": "a"}]) != digest([{"role": "system", "content": "a"}])
