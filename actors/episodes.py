@@ -9,11 +9,13 @@ In synchronous mode an answer is used a fixed number of engine steps after its t
 long it takes: then what is in a batch, and with it the last bit of every number, does not depend on time. A turn is
 generated while the state that it begins from is still being rebuilt."""
 
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.jobs import Continuation, Engine, Job
+from actors.ledger import AHEAD
 from core.config import RolloutConfig
 from core.environments.protocol import Answer, digest
 from core.environments.turns import TurnTokens
@@ -69,6 +71,8 @@ class EpisodeEngine(Engine):
         self._most_turns, self._lag = config.max_turns, config.environment_lag
         self._in_order = config.max_staleness == 0
         self._clock = 0  # steps of the engine
+        self._most = math.ceil((1 + AHEAD) * config.max_running)
+        self._queue: deque[Job] = deque()  # of one sample each, whose environments have not begun
         self._open: dict[Key, _Sample] = {}
         self._of_number: dict[int, _Sample] = {}
         self._waiting: dict[int, _Sample] = {}  # by number: those whose turn has ended
@@ -79,20 +83,25 @@ class EpisodeEngine(Engine):
     @property
     def unfinished(self) -> int:
         """Samples in flight, also those that wait for an environment."""
-        return len(self._open)
+        return len(self._open) + len(self._queue)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Queue the samples of `jobs`; see `Engine.add`. Their environments begin at the same time."""
-        for job in jobs:
+        """Queue the samples of `jobs`; see `Engine.add`."""
+        self._queue += (replace(job, samples=(sample,)) for job in jobs for sample in job.samples)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin as many episodes as the engine decodes at once, and some more; each with its environment."""
+        while self._queue and len(self._open) < self._most:
+            job = self._queue.popleft()
             start = job.start
             assert start.world is not None
             prefix = start.prefix_ids.tolist()
             snapshot, turns, total = self._snapshots.get((start.problem_id, start.prefix_ids.tobytes()), ("", 0, 0.0))
-            for sample in job.samples:
-                number = self._workers.open(start.world, snapshot)
-                past = None if snapshot or not prefix else self._turns.retrace(prefix)
-                one = _Sample(replace(job, samples=(sample,)), number, past, turns=turns, total=total)
-                self._open[start.id, sample] = self._of_number[number] = one
+            number = self._workers.open(start.world, snapshot)
+            past = None if snapshot or not prefix else self._turns.retrace(prefix)
+            one = _Sample(job, number, past, turns=turns, total=total)
+            self._open[start.id, job.samples[0]] = self._of_number[number] = one
             self._engine.add([replace(job, calls=self._turns.calls)])
 
     def step(self) -> None:
@@ -110,10 +119,11 @@ class EpisodeEngine(Engine):
             for one in sorted(self._waiting.values(), key=lambda one: (one.due, one.number)):
                 if one.ready and (one.due <= self._clock or not self._in_order):
                     self._go_on(one)
+        self._begin()
 
     def rest(self) -> None:
         """See `Engine.rest`. While environments answer, the engine stays ready."""
-        if not self._open:
+        if not self.unfinished:
             self._engine.rest()
 
     def abort(self) -> None:
@@ -122,6 +132,7 @@ class EpisodeEngine(Engine):
         for number in self._of_number:
             self._workers.end(number)
         self._open, self._of_number, self._waiting, self._done = {}, {}, {}, []
+        self._queue.clear()
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps; see `Engine.load_weights`."""

@@ -90,7 +90,8 @@ class Run:
 @contextmanager
 def run(actor: Any, folder: Path, name: str = "Echo", **fields: Any) -> Iterator[Run]:
     models.save_tokenizer(folder)
-    settings: dict[str, Any] = {"environment": f"tests.environments:{name}", "environment_workers": 1} | fields
+    settings: dict[str, Any] = {"environment_workers": 1, "max_running": 64} | fields
+    settings["environment"] = f"tests.environments:{name}"
     found = Run(actor, RolloutConfig(**settings), AutoTokenizer.from_pretrained(folder))
     with closing(found.engine):
         yield found
