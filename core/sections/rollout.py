@@ -68,7 +68,7 @@ class RolloutConfig(Section):
     """Processes for the environments of one engine; each holds many episodes at once."""
     environment_gib: Positive = 4.0
     """Memory of one of these processes, in GiB; one that uses more is replaced."""
-    environment_lag: Whole = 8
+    environment_lag: Whole = 2
     """Synchronous mode: engine steps after the end of a turn at which its answer is used. An earlier answer waits for
     them, and they wait for a later one, so that a run repeats."""
     max_turns: Count = 64
