@@ -47,7 +47,7 @@ lint: setup
 	@$(VENV)/bin/mypy
 
 # Runs the benchmarks (about an hour) and writes bench/results. `make bench BENCHMARKS=loop QUICK=--quick`: one of them, shorter.
-BENCHMARKS ?= sandbox store learner rollout loop asynchronous
+BENCHMARKS ?= sandbox store learner rollout environments loop asynchronous
 bench: setup $(PEERS)/.installed
 	@set -e; for name in $(BENCHMARKS); do $(PY) -m bench.$$name $(QUICK); done
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.records import Finish, FloatArray, IntArray, Sampling, Start
+from core.records import Episode, Finish, FloatArray, IntArray, Sampling, Start
 from core.seeds import derive
 from core.weights import Acknowledgement, Weights
 
@@ -18,7 +18,7 @@ class Job:
     sampling: Sampling
     samples: tuple[int, ...]
     calls: frozenset[int] = frozenset()  # tokens that end the sample, beside the model's end of sequence
-    written: tuple[int, ...] = ()  # of the continuation so far, where a tool has answered (one sample)
+    written: tuple[int, ...] = ()  # of the continuation so far, where an environment has answered (one sample)
 
     @property
     def budget(self) -> int:
@@ -46,6 +46,9 @@ class Continuation:
     versions: list[int]  # [C]
     finish: Finish
     mask: list[bool] | None = None  # [C]
+    episode: Episode | None = None
+    dropped: str = ""  # why its environment gave no episode; such a sample has no tokens
+    state_lost: bool = False  # because the state that it starts from could not be rebuilt
 
 
 class Engine(Protocol):
@@ -74,6 +77,10 @@ class Engine(Protocol):
             if time.monotonic() >= end:
                 break
         self.rest()
+        return self.take()
+
+    def take(self) -> list[Continuation]:
+        """What has finished since the last call."""
         finished, self._done = self._done, []
         return finished
 
@@ -85,3 +92,6 @@ class Engine(Protocol):
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
+
+    def close(self) -> None:
+        """End the processes that it has started."""

@@ -1,6 +1,7 @@
 """Which samples wait, which are in which engine, which are done. Invariant: each is one of these, and done once."""
 
 import heapq
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from actors.jobs import Continuation, Job
 from core.errors import ConfigError
 from core.records import Sampling, Start, Trajectory
 
+logger = logging.getLogger("retrospect.actors")
 Key = tuple[str, int]  # (start id, sample): a result counts once per key
 URGENT = -1  # place in the queue of calls whose caller waits for the result: before all others
 AHEAD = 0.25
@@ -34,7 +36,7 @@ class _Entry:
     start: Start
     sampling: Sampling
     place: tuple[int, int, int]  # in the queue: call, longest first, order of entry
-    done: dict[int, Trajectory] = field(default_factory=dict)
+    done: dict[int, Trajectory | None] = field(default_factory=dict)  # None: dropped by its environment
     dropped: bool = False  # no engine can generate it: it is complete without samples
 
 
@@ -118,23 +120,22 @@ class Ledger:
             heapq.heappush(self._queue, item)
         return jobs
 
-    def accept(self, finished: Iterable[Continuation]) -> None:
-        """Enter finished continuations. Those of unknown or dropped starts, and second results, are ignored."""
+    def accept(self, finished: Iterable[Continuation]) -> list[tuple[Start, Continuation]]:
+        """Enter finished continuations. Those of unknown or dropped starts, and second results, are ignored. Returns
+        those that their environments dropped."""
+        dropped = []
         for one in finished:
             entry = self._entries.get(one.start_id)
             if entry is None or entry.dropped:
                 continue
             self._release((one.start_id, one.sample))
             if one.sample not in entry.done:
-                tokens, versions = np.array(one.tokens, np.int32), np.array(one.versions, np.int32)
-                logprobs = np.array(one.logprobs, np.float32)
-                mask = None if one.mask is None or all(one.mask) else np.array(one.mask, np.bool_)
-                entry.done[one.sample] = Trajectory(
-                    entry.start, one.sample, tokens, logprobs, versions, one.finish, mask
-                )
+                entry.done[one.sample] = None if one.dropped else _trajectory(entry.start, one)
+                dropped += [(entry.start, one)] if one.dropped else []
                 self.open -= 1
                 if len(entry.done) == entry.start.samples:
                     self._complete[one.start_id] = None
+        return dropped
 
     def requeue(self, engine: str, raised: bool = False) -> Start | None:
         """Queue the samples of a lost `engine` again. If the engine `raised` while it generated, one of its starts may
@@ -165,11 +166,13 @@ class Ledger:
         self._complete[start_id] = None
 
     def collect(self, start_id: str) -> list[Trajectory]:
-        """Remove a complete start and return its trajectories by sample; none if it was dropped."""
+        """Remove a complete start and return its trajectories by sample, without dropped ones; none if it was dropped
+        itself."""
         del self._complete[start_id]
         self._suspects.discard(start_id)
         entry = self._entries.pop(start_id)
-        return [] if entry.dropped else [entry.done[number] for number in range(entry.start.samples)]
+        found = [] if entry.dropped else [entry.done[number] for number in range(entry.start.samples)]
+        return [one for one in found if one is not None]
 
     def clear(self) -> None:
         """Drop everything; later results are ignored."""
@@ -181,6 +184,21 @@ class Ledger:
         engine = self._engine_of.pop(key, None)
         if engine is not None:
             del self._keys_of[engine][key]
+
+
+def tell_dropped(start: Start, one: Continuation) -> None:
+    """Say why an episode was dropped: of the first one of a run."""
+    what = f"state of {start.prefix_ids.size} tokens" if one.state_lost else "episode"
+    message = f"{what} of problem {start.problem_id} is dropped: {one.dropped}; dropped_episodes counts them"
+    logger.warning(message)
+    print(message, flush=True)
+
+
+def _trajectory(start: Start, one: Continuation) -> Trajectory:
+    tokens, versions = np.array(one.tokens, np.int32), np.array(one.versions, np.int32)
+    logprobs = np.array(one.logprobs, np.float32)
+    mask = None if one.mask is None or all(one.mask) else np.array(one.mask, np.bool_)
+    return Trajectory(start, one.sample, tokens, logprobs, versions, one.finish, mask, one.episode)
 
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:

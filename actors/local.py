@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from actors.jobs import Engine
-from actors.ledger import Ledger, Queues, check_room
+from actors.ledger import Ledger, Queues, check_room, tell_dropped
 from core.config import RolloutConfig
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, Weights
@@ -20,6 +20,7 @@ class LocalPool:
 
     def __init__(self, engine: Engine, config: RolloutConfig) -> None:
         self.restarts = self.quarantined = 0  # always: the engine and the caller share a process
+        self.dropped = 0  # episodes since the run began
         self._engine = engine
         self._busy = 0.0  # seconds of generation
         self._room = (config.max_prompt_tokens, config.max_response_tokens)
@@ -31,7 +32,10 @@ class LocalPool:
         ledger = Ledger()
         ledger.add(starts, sampling)
         self._engine.add(ledger.take(NAME, ledger.open))
-        ledger.accept(self._engine.run(float("inf")))
+        for start, one in ledger.accept(self._engine.run(float("inf"))):
+            self.dropped += 1
+            if self.dropped == 1:
+                tell_dropped(start, one)
         self._busy += time.monotonic() - begun
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
 
@@ -48,5 +52,6 @@ class LocalPool:
         return [self._engine.sequence_logprobs(sequences)]
 
     def close(self) -> None:
-        """The engine ends with the process, and its memory stays in use until then."""
+        """The engine ends with the process, and its memory stays in use until then. Its environments end now."""
+        self._engine.close()
         KEPT.append(self._engine)

@@ -80,11 +80,11 @@ def check_options(config: RolloutConfig, device: str) -> None:
         _check_known(f"rollout.{field}", list(given), file, name)
     if STRUCTURED in config.sampling_options:
         _check_structured(config.sampling_options[STRUCTURED])
-    for option in (STRUCTURED, "min_tokens") if config.tool else ():
+    for option in (STRUCTURED, "min_tokens") if config.environment else ():
         if option in config.sampling_options:
             raise ConfigError(
-                f"rollout.sampling_options.{option}: vLLM applies it anew after every answer of the tool "
-                f"{config.tool}; leave it out"
+                f"rollout.sampling_options.{option}: vLLM applies it anew in every turn with the environment "
+                f"{config.environment}; leave it out"
             )
 
 

@@ -17,7 +17,7 @@ import ray
 
 from actors.actor import StepResult
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
-from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit
+from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit, tell_dropped
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
@@ -35,7 +35,7 @@ class RolloutPool:
 
     def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
         config = recipe.config
-        self.restarts = self.quarantined = 0  # actors and starts since the run began
+        self.restarts = self.quarantined = self.dropped = 0  # actors, starts and episodes since the run began
         self.stopping = False  # another thread sets it: `pump` raises ActorError
         self._config = config
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
@@ -66,7 +66,8 @@ class RolloutPool:
             raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """All samples of all starts, before all submitted, ordered by start and sample, without quarantined starts.
+        """All samples of all starts, before all submitted, ordered by start and sample, without quarantined starts and
+        episodes that environments dropped.
         Raises ConfigError when one does not fit; ActorError after too many restarts; LearnerError as `check`."""
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
@@ -186,7 +187,12 @@ class RolloutPool:
             actor.ask(lambda remote: remote.generate.remote(jobs, seconds, refill), config.deadline, accept, "generate")
 
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
-        self._ledger.accept(result.finished)
+        for start, one in self._ledger.accept(result.finished):
+            self.dropped += 1
+            if one.state_lost and start.context_ids.tobytes() not in self._bad_contexts:
+                self._quarantine(start, one.dropped)
+            if self.dropped == 1:
+                tell_dropped(start, one)
         expected = self._ledger.in_flight(actor.name)
         if result.unfinished < expected:
             self._replace(actor, ActorError(f"its engine has {result.unfinished} samples of {expected} in flight"))

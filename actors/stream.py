@@ -41,6 +41,11 @@ class RolloutStream:
         """As of `RolloutPool`."""
         return self._pool.quarantined
 
+    @property
+    def dropped(self) -> int:
+        """As of `RolloutPool`."""
+        return self._pool.dropped
+
     def submit(self, starts: Sequence[Start], sampling: Sampling) -> None:
         """Queue starts. Raises ConfigError when one does not fit."""
         self._call(lambda: self._pool.submit(starts, sampling))

@@ -138,6 +138,9 @@ class VllmEngine(Engine):
             self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
             self._asleep = set(SLEEPERS)
 
+    def close(self) -> None:
+        """Do nothing: it has started no process, and it ends with this one."""
+
     def _wake(self, *sleepers: str) -> None:
         """Move these back to the GPU. (For new weights the cache stays off: it may not fit next to the learner's.)"""
         for tag in [tag for tag in sleepers if tag in self._asleep]:

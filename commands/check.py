@@ -30,7 +30,7 @@ from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
-from trainer.build import chosen, open_tool
+from trainer.build import chosen
 from trainer.model.automatic import expected_device
 from trainer.model.files import check_judging_model, load_task, located
 from trainer.model.gguf import model_folder
@@ -98,7 +98,6 @@ def check_model_and_data(config: Config) -> str:
         task, info = load_task(config, model_folder(config.model.path, "model.path"))
         task.close()
         config, told = chosen(config, task, info)
-        open_tool(config, task.tokenizer)
         model = (
             f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "
             f"{info.parameters / 1e6:,.1f} M parameters"

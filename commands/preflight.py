@@ -12,8 +12,8 @@ from core.seeds import derive
 from core.startup import check_reachable, named_address
 from monitor.trackers import check_trackers
 from tasks.judging import probe_reward
-from tasks.kinds import task_items
-from trainer.build import check_methods, rollout_settings
+from tasks.kinds import rollout_settings, task_items
+from trainer.build import check_methods
 from trainer.mirror import open_store
 from trainer.model.files import check_place
 
@@ -27,7 +27,7 @@ def preflight(config: Config, *, local: bool = False, offline: bool = False) -> 
 
 
 def check_configuration(config: Config) -> None:
-    """Check that the fields go together, and try the tool, the estimator and the policy loss. Raises ConfigError."""
+    """Check that the fields go together, and try what a user adds in Python. Raises ConfigError."""
     batch_plan(config)
     check_options(rollout_settings(config), config.cluster.device)
     check_training_options(config)

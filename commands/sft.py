@@ -19,7 +19,8 @@ from learner.packing.examples import Text, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
-from tasks.problems import TokenLimits, encode_problems, prompt_digest
+from tasks.limits import TokenLimits
+from tasks.problems import encode_problems, prompt_digest
 from trainer.model.files import inspect_model, load_tokenizer
 
 

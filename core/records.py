@@ -14,6 +14,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from core.seeds import derive
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -54,6 +56,21 @@ class Finish(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class World:
+    """A problem as its environment sees it."""
+
+    id: str  # of the problem
+    prompt: str  # without template, system prompt and examples
+    reference: str
+    opening: str = ""  # digest of the messages with which it began
+
+    @property
+    def seed(self) -> int:
+        """For what is random in it: the same in every episode and run."""
+        return derive(0, "environment", self.id)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One item of a task."""
 
@@ -64,6 +81,8 @@ class Problem:
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
     source: str = ""  # label of its data set in a mixture
     question: str = ""  # what a person reads: the prompt without template, system prompt and examples
+    world: World | None = None  # if an environment answers the policy
+    solution_mask: Flags | None = None  # [R] False where an environment wrote the canonical solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
+    world: World | None = None  # as of its problem
 
     @property
     def replayed(self) -> bool:
@@ -90,20 +110,38 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """What an environment said of a continuation."""
+
+    rewards: tuple[tuple[int, float], ...]  # (last token of a turn, counted in the continuation, reward of the turn)
+    total: float  # sum of all rewards, with those of a replayed prefix
+    turns: int  # of the policy, with those of a replayed prefix
+    correct: bool | None = None  # None: it did not say
+    detail: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is a success."""
+        return self.total > 0 if self.correct is None else self.correct
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A start and one continuation, with what a tool answered in between. Its first and last token are the policy's."""
+    """A start and one continuation, with what an environment answered in between. The first and last token are the
+    policy's."""
 
     start: Start
     sample: int  # in [0, start.samples)
-    tokens: IntArray  # [C], C >= 1; ends with the end-of-sequence token if finish is STOP
+    tokens: IntArray  # [C], C >= 1; ends with what ends a sequence or an episode if finish is STOP
     logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
     versions: IntArray  # [C] weight version that generated each token
     finish: Finish
-    mask: Flags | None = None  # [C] whether the policy generated the token, and not a tool; None: it generated all
+    mask: Flags | None = None  # [C] whether the policy generated the token, and not an environment; None: all
+    episode: Episode | None = None  # if there is an environment
 
     @property
     def generated(self) -> Flags:
-        """[C] whether the policy generated the token; a tool's tokens have log-probability 0 and no loss."""
+        """[C] whether the policy generated the token; an environment's have log-probability 0 and no loss."""
         return np.ones(len(self.tokens), np.bool_) if self.mask is None else self.mask
 
     @property
@@ -117,7 +155,7 @@ class Trajectory:
         return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
 
     def states(self, boundaries: Boundaries) -> IntArray:
-        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. A tool's
+        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. An
         answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one."""
         depth = self.start.prefix_ids.size
         lengths = boundaries(self.response_ids)
@@ -205,6 +243,7 @@ class CutTrajectory:
     lucky: bool = False  # a success that contains something wrong, which is not to be imitated
     share: float | None = None  # `Verdict.share`
     decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
+    mask: Flags | None = None  # [C] as of the trajectory
 
     @property
     def success(self) -> float:
@@ -221,6 +260,16 @@ class CutTrajectory:
     def from_root(self) -> bool:
         """Whether it is an own rollout from the root."""
         return self.parent is None and self.provenance != Provenance.CANONICAL
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A whole own success from the root, to be imitated."""
+
+    problem_id: str
+    response_ids: IntArray  # [R]
+    weight: float  # of its tokens in the loss: 1 for a new one
+    mask: Flags | None = None  # [R] as of the trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def write_samples(
     problems: Mapping[str, Problem],
 ) -> Path:
     """Write SAMPLES responses of the iteration, replayed and fresh, solved and failed in turn; returns the file.
-    `tokens`: texts of the continuation's tokens; `values`: the critic's before each, null before a tool's."""
+    `tokens`: texts of the continuation's tokens; `values`: the critic's before each, null before an environment's."""
     seen: Counter[tuple[bool, bool]] = Counter()
 
     def _place(item: Scored) -> tuple[int, bool, bool]:

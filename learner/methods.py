@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.tools import imported
+from core.imports import imported
 from learner.estimators import ESTIMATORS, Episodes, Estimator
 from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
 

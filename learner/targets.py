@@ -1,5 +1,5 @@
 """Loss targets over the *global* batch. Invariant: every array is over the tokens that the policy generated in this
-trajectory: prompt and replayed prefix are context; a tool's answer is left out as if it were not there."""
+trajectory: prompt and replayed prefix are context; an environment's answer is left out as if it were not there."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -230,6 +230,7 @@ def _events(item: RunFiles) -> dict[str, Any]:
     counts = {
         "restarts of rollout actors": last.restarts,
         "quarantined starts": last.quarantined,
+        "dropped episodes": last.dropped_episodes,
         "skipped optimizer steps": sum(m.skipped_steps for m in item.metrics),
         "responses without a verdict": sum(m.judge_failures for m in item.metrics),
     }

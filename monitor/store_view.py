@@ -50,7 +50,8 @@ def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:
     if not file.is_file():
         raise CheckpointError(f"{run.path}: no tokenizer.json in it yet; wait until its start has read the task")
     tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+    # a prefix has special tokens only where turns begin and end, and there they are to be seen
+    return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
 
 def write_problems(run: RunDirectory, task: "Task") -> None:

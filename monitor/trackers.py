@@ -15,9 +15,9 @@ from typing import Any
 from core.command_line import FIELDS
 from core.config import SINKS, Config
 from core.errors import ConfigError
+from core.imports import imported
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
-from core.tools import imported
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 

@@ -69,6 +69,11 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     return np.array([k for k in lengths if k < len(ends) and 0 < ends[k - 1] < content], np.int32)
 
 
+def no_boundaries(_: IntArray) -> IntArray:
+    """For episodes: their states begin after what an environment answers, and nowhere else."""
+    return np.zeros(0, np.int32)
+
+
 def remembered(find: Boundaries) -> Boundaries:
     """`find` with a memory of an iteration's responses: the store and the critic's calibration ask for the same."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.records import CutTrajectory, IntArray, Provenance
+from core.records import CutTrajectory, Flags, IntArray, Provenance, Success
 from core.seeds import generator
 
 MOST = 1024  # successes that are kept; the oldest goes first
@@ -21,19 +21,20 @@ HALF_LIFE = 32  # weight versions in which the weight of a success halves
 FADED = 0.125  # weight below which it is dropped: after three half-lives
 
 
-class Success(NamedTuple):
-    """A success that is drawn to be imitated."""
-
-    problem_id: str
+class _Kept(NamedTuple):
     response_ids: IntArray  # [R]
-    weight: float  # of its tokens in the loss: 1 for a new one
+    version: int  # weight version that wrote it
+    mask: Flags | None  # [R] as of the trajectory
 
 
 class Successes:
     """One own success of each problem, the oldest first."""
 
-    def __init__(self, kept: Sequence[tuple[str, Sequence[int], int]] = ()) -> None:
-        self._kept = {name: (np.array(tokens, np.int32), version) for name, tokens, version in kept}
+    def __init__(self, kept: Sequence[tuple[str, Sequence[int], int, Sequence[bool] | None]] = ()) -> None:
+        self._kept = {
+            name: _Kept(np.array(tokens, np.int32), version, None if mask is None else np.array(mask, np.bool_))
+            for name, tokens, version, mask in kept
+        }
 
     def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Keep the newest success of each problem; drop solved problems. A visit's rollouts come together."""
@@ -48,19 +49,22 @@ class Successes:
             if solved or whole:
                 self._kept.pop(name, None)
             if whole and not solved:
-                self._kept[name] = whole[-1].response_ids, whole[-1].version
+                self._kept[name] = _Kept(whole[-1].response_ids, whole[-1].version, whole[-1].mask)
         for name in list(self._kept)[: max(0, len(self._kept) - MOST)]:
             del self._kept[name]
 
     def draw(self, count: int, seed: int, version: int) -> list[Success]:
         """At most `count` of the successes that have not faded by this weight version, drawn at random without
         replacement. Those that have are dropped."""
-        weights = {name: 0.5 ** ((version - made) / HALF_LIFE) for name, (_, made) in self._kept.items()}
-        self._kept = {name: kept for name, kept in self._kept.items() if weights[name] >= FADED}
+        weights = {name: 0.5 ** ((version - one.version) / HALF_LIFE) for name, one in self._kept.items()}
+        self._kept = {name: one for name, one in self._kept.items() if weights[name] >= FADED}
         names = list(self._kept)
-        chosen = generator(seed, "successes").permutation(len(names))[:count]
-        return [Success(names[at], self._kept[names[at]][0], weights[names[at]]) for at in chosen.tolist()]
+        chosen = [names[at] for at in generator(seed, "successes").permutation(len(names))[:count].tolist()]
+        return [Success(name, self._kept[name].response_ids, weights[name], self._kept[name].mask) for name in chosen]
 
-    def to_json(self) -> list[tuple[str, list[int], int]]:
+    def to_json(self) -> list[tuple[str, list[int], int, list[bool] | None]]:
         """What the constructor takes, for the manifest of a checkpoint."""
-        return [(name, tokens.tolist(), version) for name, (tokens, version) in self._kept.items()]
+        return [
+            (name, one.response_ids.tolist(), one.version, None if one.mask is None else one.mask.tolist())
+            for name, one in self._kept.items()
+        ]

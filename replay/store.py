@@ -20,11 +20,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
-from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState, Success
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
-from replay.imitation import Success, Successes
+from replay.imitation import Successes
 from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking

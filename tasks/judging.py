@@ -8,8 +8,6 @@ that cannot be imported is an error: a ConfigError at the start, an ActorError w
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from heapq import nsmallest
 
-from core import ROOT
+from core.child import PythonProcess
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError
-from core.records import Verdict
-from tasks.child import ChildProcess
+from core.records import Trajectory, Verdict
 from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
@@ -36,7 +33,6 @@ from tasks.rewards.remote import RemoteReward
 CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
 PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
-EXIT_LIMIT = 10.0  # seconds in which a worker that has closed its output must end
 PROBED = 4  # number of problems that `check_judges` probes: the shortest, because they pass the length filters
 SLOW = 256  # most canonical solutions that `check_judges` has judged where verdicts are slow (programs, own rewards)
 
@@ -60,14 +56,11 @@ class LocalJudge:
         """Do nothing: there is no process to end."""
 
 
-class _Worker(ChildProcess):
+class _Worker(PythonProcess):
     """One judging process (`tasks/judge_worker.py`)."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
-        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tasks.judge_worker", *arguments]
-        super().__init__(command, env={**os.environ, **environment})
+        super().__init__("tasks.judge_worker", arguments)
         self._ready = False
         self.asks = Asks()
 
@@ -75,26 +68,8 @@ class _Worker(ChildProcess):
         """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
         if self._ready:
             return
-        try:
-            line = self.line(time.monotonic() + WORKER_START_LIMIT).decode()
-        except TimeoutError:
-            raise ConfigError(f"a judge did not start in {WORKER_START_LIMIT:g} s; see its output above") from None
-        except EOFError:
-            raise ConfigError(f"a judge ended before it was ready ({self.ending()}); see its output above") from None
-        if not line.startswith("ready "):
-            raise ConfigError(f"judge {line}")
-        self.asks = Asks(*json.loads(line.removeprefix("ready ")))
+        self.asks = Asks(*self.ready("judge", WORKER_START_LIMIT))
         self._ready = True
-
-    def ending(self) -> str:
-        """How a worker ended without an answer. Empty: it used up its processor time."""
-        try:
-            code = self._process.wait(EXIT_LIMIT)
-        except subprocess.TimeoutExpired:
-            return "it closed its output but did not end"
-        if code == -signal.SIGPROF:
-            return ""
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
 class JudgePool:
@@ -212,7 +187,26 @@ class JudgePool:
             worker.kill()
 
 
-Judges = JudgePool | LocalJudge | Rewards | RewardJudge | LanguageJudge
+class EpisodeJudge:
+    """The verdict of an environment: its last reward, and whether the episode is a success. The rewards of earlier
+    turns are those of steps."""
+
+    def verdict(self, trajectory: Trajectory) -> Verdict:
+        """Of an episode."""
+        episode = trajectory.episode
+        assert episode is not None
+        last = sum(reward for at, reward in episode.rewards if at == trajectory.tokens.size - 1)
+        return Verdict(last, episode.succeeded, episode.detail)
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Nothing but an episode can be judged."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+Judges = JudgePool | LocalJudge | Rewards | RewardJudge | LanguageJudge | EpisodeJudge
 """Judges responses: `judge` returns a verdict for each (reference, response) pair, `close` ends its processes."""
 
 
@@ -224,6 +218,8 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
             return LanguageJudge(reward_model)
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
+    if find_kind(config.name).episodes and not config.own_rewards:
+        return EpisodeJudge()
     return _own_rewards(config) if config.own_rewards else _task_judges(config)
 
 
@@ -291,6 +287,8 @@ def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: Reward
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
     Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or
     returns no finite number on the shortest problems, DataError when a built-in verifier finds all solutions wrong."""
+    if find_kind(config.name).episodes and not config.own_rewards:
+        return "judge: the environment"
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
     with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
         _probe(config, items, judges)

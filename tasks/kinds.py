@@ -5,10 +5,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from core.config import Columns, TaskConfig, evaluation_sets, every_source, task_sources
+from core.config import Columns, Config, RolloutConfig, TaskConfig, evaluation_sets, every_source, task_sources
 from core.errors import ConfigError, DataError
+from core.imports import imported
 from core.sections.tasks import TASKS
-from core.tools import imported
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.problems import (
@@ -46,7 +46,8 @@ class TaskKind:
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
     # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell
     prefix_is_wrong: Callable[[str], bool | None] = lambda _: None
-    tool: str = ""  # import path of a `core.tools.Tool` that answers calls inside responses
+    environment: str = ""  # name of the environment that answers the policy, unless the recipe names one
+    episodes: bool = False  # whether that environment judges, by the rewards of an episode
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
@@ -72,6 +73,7 @@ def read_prompt(row: Row, columns: Columns, where: str) -> Item:
 
 DIALOGUE = TaskKind("", read=read_dialogue)
 PROMPTS = TaskKind("", read=read_prompt)
+EPISODES = TaskKind("", read=read_prompt, episodes=True)
 GENERATED = 4096  # training problems of a generated task whose recipe does not say how many
 
 
@@ -85,9 +87,17 @@ def find_kind(name: str) -> TaskKind:
     return found
 
 
-def task_tool(config: TaskConfig) -> str:
-    """Import path of the tool of a task, or of its mixture; empty: none."""
-    return next((tool for source in task_sources(config) if (tool := find_kind(source.config.name).tool)), "")
+def rollout_settings(config: Config) -> RolloutConfig:
+    """The rollout section; its environment is the task's own where none is named. Raises ConfigError, also for an
+    evaluation set that needs another one."""
+    kinds = [find_kind(source.config.name) for source in task_sources(config.task)]
+    name = config.rollout.environment or next((kind.environment for kind in kinds if kind.environment), "")
+    if not name and any(kind.episodes for kind in kinds):
+        raise ConfigError(f"task.name {config.task.name!r} is judged by its environment; give rollout.environment")
+    for one in evaluation_sets(config.task):
+        if find_kind(one.config.name).environment not in ("", name):
+            raise ConfigError(f"task.eval_sets: {one.label} needs an environment that the run lacks; leave it out")
+    return config.rollout.model_copy(update={"environment": name})
 
 
 def judged_by_model(config: TaskConfig) -> bool:
@@ -96,7 +106,7 @@ def judged_by_model(config: TaskConfig) -> bool:
     judged = [find_kind(source.config.name) for source in every_source(config) if not source.config.own_rewards]
     if PROMPTS in judged:
         raise ConfigError("task prompts has no judge: give task.reward, or take the task whose judge fits your answers")
-    return any(not kind.verifier for kind in judged)
+    return any(not kind.verifier and not kind.episodes for kind in judged)
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:

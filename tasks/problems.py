@@ -14,8 +14,9 @@ import numpy as np
 
 from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
-from core.records import Problem
+from core.records import Flags, Problem, World
 from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
+from tasks.limits import TokenLimits, chosen_limits
 from tasks.rewards.cases import Asks
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
@@ -68,6 +69,8 @@ class Item:
     source: str = ""  # label of its data set in a mixture
     form: PromptForm = field(default=PromptForm(), compare=False)
     row: Row | None = field(default=None, compare=False, repr=False)  # with `prompt`, if the user's own rewards judge
+    world: World | None = field(default=None, compare=False)  # if it has an environment
+    solution_mask: Flags | None = field(default=None, compare=False)  # [R] as of the problem
 
     def kept(self, asks: Asks) -> dict[str, Any]:
         """The columns that a reward asks for. Raises DataError when one is missing."""
@@ -303,39 +306,6 @@ def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
     return [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-class TokenLimits(NamedTuple):
-    """Most tokens of a prompt and of a whole response; 0 where they follow from the data."""
-
-    prompt: int
-    response: int
-
-
-LONGEST_PROMPT = 2048  # longest prompt that is kept where the limit follows from the data
-WITHOUT_SOLUTIONS = 1024  # budget of a response where no canonical solution says how long one is
-
-
-def chosen_limits(
-    asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[Sequence[int]], context: int
-) -> TokenLimits:
-    """The limits as `asked`, or by the lengths of prompts, of each data set's solutions, and of the model's context. A
-    model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
-    steps of 32. Without solutions `WITHOUT_SOLUTIONS`.
-
-    >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [[100] * 99 + [900]], 8192)
-    TokenLimits(prompt=90, response=128)
-    """
-    bound = min(LONGEST_PROMPT, context // 2, context - asked.response - 1)
-    prompt = asked.prompt or max((length for length in prompts if length <= bound), default=bound)
-    wanted = max((_budget(lengths) for lengths in solutions), default=WITHOUT_SOLUTIONS)
-    return TokenLimits(prompt, asked.response or max(2, min(wanted, context - prompt - 1)))
-
-
-def _budget(solutions: Sequence[int]) -> int:
-    if not solutions:
-        return WITHOUT_SOLUTIONS
-    return -(-int(1.25 * np.quantile(solutions, 0.99, method="inverted_cdf")) // 32) * 32
-
-
 class _Encoded(NamedTuple):
     item: Item
     prompt: list[int]
@@ -393,7 +363,19 @@ def encode_problems(
 def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:
     item, ids = encoded.item, encoded.solution
     solution = None if ids is None or len(ids) > limits.response else np.array(ids, np.int32)
-    name = f"{item.source or config.title}-{prompt_digest(item.prompt)}"
     return Problem(
-        name, np.array(encoded.prompt, np.int32), item.reference, item.level, solution, item.source, item.prompt
+        id=problem_id(config.title, item),
+        prompt_ids=np.array(encoded.prompt, np.int32),
+        reference=item.reference,
+        level=item.level,
+        solution_ids=solution,
+        source=item.source,
+        question=item.prompt,
+        world=item.world,
+        solution_mask=item.solution_mask,
     )
+
+
+def problem_id(title: str, item: Item) -> str:
+    """The id of an item's problem in a task of this title."""
+    return f"{item.source or title}-{prompt_digest(item.prompt)}"

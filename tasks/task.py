@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.config import RewardModelConfig, TaskConfig, evaluation_sets, every_source
+from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks.judging import Judges, start_judges
+from tasks.judging import EpisodeJudge, Judges, start_judges
 from tasks.kinds import TaskKind, find_kind, task_items
+from tasks.limits import TokenLimits
 from tasks.pass_at_k import merge_answers
-from tasks.problems import Items, Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
+from tasks.problems import Items, Split, Tokenizer, encode_problems, prompt_digest
 from tasks.rewards.cases import IDS, QUERY, Asks, Case
 from tasks.rewards.combined import Rewards
+from tasks.worlds import with_worlds
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Task:
             [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
         )
         problems = [self._problems[trajectory.start.problem_id] for trajectory in trajectories]
+        by_world = [isinstance(self._sources[problem.source].judges, EpisodeJudge) for problem in problems]
         verdicts: dict[int, Verdict] = {}
         for label, source in self._sources.items():
             own = [at for at, problem in enumerate(problems) if problem.source == label]
@@ -117,11 +120,15 @@ class Task:
             if own and isinstance(source.judges, Rewards):
                 cases = [self._case(source.judges.asks, problems[at], trajectories[at], texts[at]) for at in own]
                 found = source.judges.judge_cases(cases)
+            elif own and isinstance(source.judges, EpisodeJudge):
+                found = [source.judges.verdict(trajectories[at]) for at in own]
             elif own:
                 found = source.judges.judge([(problems[at].reference, texts[at]) for at in own])
             verdicts.update(zip(own, found, strict=True))
         return [
-            Judged(trajectory, verdicts[at], step_rewards=step_rewards(trajectory, verdicts[at], self.decode))
+            Judged(
+                trajectory, verdicts[at], step_rewards=step_rewards(trajectory, verdicts[at], self.decode, by_world[at])
+            )
             for at, trajectory in enumerate(trajectories)
         ]
 
@@ -181,13 +188,18 @@ def build_task(
     context: int,
     seed: int,
     reward_model: RewardModelConfig | None = None,
+    rollout: RolloutConfig | None = None,
+    canonical: bool = False,
 ) -> Task:
     """The task of a config, with its judging processes started. Raises DataError, ConfigError, ModelError.
 
     `limits`: of prompts and responses, where they do not follow from the data; `context`: tokens that the model can
-    read; `reward_model`: judges tasks without a verifier.
+    read; `reward_model`: judges tasks without a verifier; `rollout`: names the environment; `canonical`: its answers in
+    canonical solutions are looked for.
     """
     items = task_items(config, seed)
+    if rollout is not None and rollout.environment:
+        items = with_worlds(items, config.title, rollout, tokenizer, canonical)
     split, limits = encode_problems(config, tokenizer, items, limits, context)
     parts = every_source(config)
     name = "+".join(f"{label}:{one.name}" if label else one.name for label, weight, one in parts if weight)
@@ -230,14 +242,18 @@ def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenize
     return state.hexdigest()
 
 
-def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> FloatArray | None:
+def step_rewards(
+    trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str], by_world: bool = False
+) -> FloatArray | None:
     """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none. None
     without steps.
 
     A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at
-    the latest to the last token. If a tool wrote that token, it belongs to the call before it.
+    the latest to the last token. If an environment wrote that token, it belongs to the turn before it. A turn's reward
+    belongs to its last token; `by_world`: that of the last token is the verdict's already.
     """
-    if not verdict.steps:
+    turns = () if trajectory.episode is None else trajectory.episode.rewards
+    if not verdict.steps and not any(reward for _, reward in turns):
         return None
     response, context = trajectory.response_ids, trajectory.start.prefix_ids.size
     rewards = np.zeros(trajectory.tokens.size, np.float32)
@@ -245,4 +261,6 @@ def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[Int
         length = bisect_left(range(1, response.size), end, key=lambda count: len(decode(response[:count]))) + 1
         if length > context:
             rewards[np.flatnonzero(trajectory.generated[: length - context])[-1]] += reward
+    for at, reward in turns:
+        rewards[at] += 0.0 if by_world and at == rewards.size - 1 else reward
     return rewards

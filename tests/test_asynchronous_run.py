@@ -1,5 +1,5 @@
-"""An asynchronous run as its user runs it, with a tool: killed with starts in flight, resumed, stopped by a lost
-engine, resumed again."""
+"""An asynchronous run as its user runs it, with an environment: killed with starts in flight, resumed, stopped by a
+lost engine, resumed again."""
 
 import json
 from pathlib import Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.errors import ConfigError
-from core.records import Sampling, Start, Trajectory
+from core.records import Sampling, Start, Trajectory, World
 
 if TYPE_CHECKING:
     from actors.stream import RolloutStream
@@ -111,4 +111,5 @@ def _as_json(start: Start) -> dict[str, Any]:
 
 def _from_json(record: Mapping[str, Any]) -> Start:
     tokens = {name: np.array(record[name], dtype=np.int32) for name in ("prompt_ids", "prefix_ids")}
-    return Start(**{**record, **tokens})
+    world = None if record["world"] is None else World(**record["world"])
+    return Start(**{**record, **tokens, "world": world})

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from core.config import Config, Device, RolloutConfig, evaluation_sets
+from core.config import Config, Device
+from core.environments.protocol import load_environment
 from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
-from core.records import Sampling, Start
+from core.records import Boundaries, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
-from core.tools import TokenTool, load_tool
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from learner.estimators import Estimator
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking
-    from tasks.problems import Tokenizer
     from tasks.task import Task
     from trainer.asynchronous import Pipeline
 
@@ -50,7 +49,6 @@ class ModelAndTask:
 
     model: str  # Hugging Face directory or name
     task: Task
-    tool: TokenTool | None  # for the model's tokens
     config: Config  # without `auto`
 
 
@@ -94,32 +92,16 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     return Sampling(temperature, top_p, own.max_response_tokens, own.repetition_tokens, own.repetition_times)
 
 
-def rollout_settings(config: Config) -> RolloutConfig:
-    """The rollout section; its tool is the task's own where none is named. Raises ConfigError, also for an evaluation
-    set that needs another one."""
-    from tasks.kinds import find_kind, task_tool
-
-    tool = config.rollout.tool or task_tool(config.task)
-    for one in evaluation_sets(config.task):
-        if find_kind(one.config.name).tool not in ("", tool):
-            raise ConfigError(f"task.eval_sets: {one.label} needs a tool that the run does not have; leave it out")
-    return config.rollout.model_copy(update={"tool": tool})
-
-
-def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
-    """That tool for the tokens of a model. Raises ConfigError."""
-    path = rollout_settings(config).tool
-    return TokenTool(load_tool(path), tokenizer) if path else None
-
-
 def check_methods(config: Config) -> None:
-    """Try tool, estimator, policy loss and ranking on examples, and check their needs. Raises ConfigError."""
+    """Find the environment, try estimator, policy loss and ranking on examples, and check their needs. Raises
+    ConfigError."""
     from learner.methods import check_estimator, check_policy_loss
     from replay.rankings.find import check_ranking
+    from tasks.kinds import rollout_settings
 
     algorithm = config.algorithm
-    if path := rollout_settings(config).tool:
-        load_tool(path)  # without a tokenizer
+    if path := rollout_settings(config).environment:
+        load_environment(path)
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     check_ranking(config.replay)
@@ -178,6 +160,7 @@ def check_needs(config: Config) -> None:
 def find_model(config: Config) -> str:
     """The directory or name of the model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
     from actors.options import check_options
+    from tasks.kinds import rollout_settings
     from tasks.starter import resolve_model
 
     check_options(rollout_settings(config), config.cluster.device)
@@ -204,7 +187,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
                 "replay.canonical is true, but no training problem has a canonical solution within "
                 "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
             )
-        yield ModelAndTask(model, task, open_tool(config, task.tokenizer), config)
+        yield ModelAndTask(model, task, config)
 
 
 def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
@@ -242,8 +225,9 @@ def components(
     ready_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Components]:
     """Start store, engines and learner. `local`: in this process. `ready_part` is told "engines", "learner"."""
-    from replay.boundaries import TokenTable, boundaries, remembered
+    from replay.boundaries import TokenTable, boundaries, no_boundaries, remembered
     from replay.store import ReplayStore
+    from tasks.kinds import rollout_settings
     from tasks.sampling import problem_sampler
 
     config, task = ready.config, ready.task
@@ -264,7 +248,9 @@ def components(
         stale = config.rollout.max_staleness
         stream, pipeline = stack.enter_context(asynchronous(config, pool)) if stale else (pool, None)
         table, seed = TokenTable.from_tokenizer(task.tokenizer), derive(config.run.seed, "problems")
-        cut = partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
+        cut: Boundaries = partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
+        if rollout_settings(config).environment:
+            cut = no_boundaries
         yield Components(
             task=task,
             problems=problem_sampler(config.task.sampling, task.train, seed, task.weights),
@@ -274,7 +260,6 @@ def components(
             learner=learner,
             boundaries=remembered(cut),
             pipeline=pipeline,
-            tool=ready.tool,
         )
 
 
@@ -313,6 +298,8 @@ def engine_pool(
     quarantine: Callable[[Start, str], None] = _log_start,
 ) -> RolloutPool | LocalPool:
     """The engines, to be closed. `local`: one in this process. `quarantine` gets the starts that none can generate."""
+    from tasks.kinds import rollout_settings
+
     seed = derive(config.run.seed, "engine")
     rollout = rollout_settings(config)
     if local:

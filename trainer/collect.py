@@ -53,6 +53,7 @@ def collect_metrics(
         weight_version=result.broadcast.version,
         restarts=parts.actors.restarts,
         quarantined=parts.actors.quarantined,
+        dropped_episodes=parts.actors.dropped,
         root_success=_success([item for item in judged if not item.trajectory.start.replayed]),
         replay_success=_success([item for item in judged if item.trajectory.start.replayed]),
         **_of_evaluation(evaluation),

@@ -37,7 +37,7 @@ class Memory:
         the update of iteration `number` imitates. Raises LearnerError."""
         parts, settings = self.parts, self.settings
         with self.clock.phase("score"):
-            canonical = canonical_rollouts(batch.starts, parts.by_id, parts.tool) if settings.canonical else []
+            canonical = canonical_rollouts(batch.starts, parts.by_id) if settings.canonical else []
             canonical_values = parts.learner.values(canonical) if canonical else []
         if self._refresh is not None:
             finish_refresh(parts, self._refresh, self.clock)
@@ -61,8 +61,8 @@ class Memory:
                 ]
             )
         with self.clock.phase("score"):
-            responses = [(each.problem_id, each.response_ids) for each in successes]
-            found = parts.learner.score(imitated_rollouts(responses, parts.by_id, parts.tool)) if responses else []
+            rollouts = imitated_rollouts(successes, parts.by_id)
+            found = parts.learner.score(rollouts) if rollouts else []
         return [Imitated(item, each.weight) for item, each in zip(found, successes, strict=True)]
 
 

@@ -65,6 +65,9 @@ class IterationMetrics:
     weight_version: int = _metric("progress", "1", "Weight version after the iteration's broadcast.")
     restarts: int = _metric("progress", "1", "Restarts of rollout actors since run start or resume.")
     quarantined: int = _metric("progress", "starts", "Starts that no engine could generate since run start or resume.")
+    dropped_episodes: int = _metric(
+        "progress", "episodes", "Episodes whose environment failed or answered differently, since run start or resume."
+    )
     rollout_actors: int = _metric("progress", "1", "Rollout actors that are in service.")
 
     root_success: float = _metric("success", "share", "Correct continuations among those that start at a root.")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
 from core.records import FloatArray, Imitated, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
-from core.tools import TokenTool
 from trainer.starts import ReplaySchedule, unsolved_share
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class Components:
     learner: LearnerGroup
     boundaries: Callable[[IntArray], IntArray]  # response tokens [T] -> ascending lengths at which a step ends
     pipeline: Pipeline | None = None  # in asynchronous mode
-    tool: TokenTool | None = None  # answers calls inside responses
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from core.records import (
     Provenance,
     ReplayedState,
     Start,
+    Success,
     Trajectory,
     Verdict,
 )
 from core.seeds import derive
-from core.tools import TokenTool
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
@@ -44,7 +44,15 @@ ROOM = 0.25
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
     """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..., counted from `first`."""
     return [
-        Start(f"{iteration}.f{n}", problem.id, problem.prompt_ids, EMPTY, samples, derive(seed, "fresh", iteration, n))
+        Start(
+            id=f"{iteration}.f{n}",
+            problem_id=problem.id,
+            prompt_ids=problem.prompt_ids,
+            prefix_ids=EMPTY,
+            samples=samples,
+            seed=derive(seed, "fresh", iteration, n),
+            world=problem.world,
+        )
         for n, problem in enumerate(problems, first)
     ]
 
@@ -67,6 +75,7 @@ def replayed_starts(
             samples=samples,
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
+            world=problems[state.problem_id].world,
         )
         for index, state in enumerate(states, first)
     ]
@@ -160,6 +169,7 @@ def cut_trajectories(
                 lucky=bool(wrong) and item.verdict.correct,
                 share=item.verdict.share,
                 decided=decided_share(item.trajectory)[lengths - depth],
+                mask=item.trajectory.mask,
             )
         )
     return found
@@ -196,27 +206,23 @@ def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -
     return wrong, lengths
 
 
-def canonical_rollouts(
-    starts: Sequence[Start], problems: Mapping[str, Problem], tool: TokenTool | None = None
-) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as rollouts to value. `tool`: wrote a part of them."""
+def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:
+    """The canonical solutions of the fresh starts' problems as rollouts to value."""
     verdict = Verdict(1.0, True, "canonical solution")
     return [
-        _rollout(start, solution, verdict, None if tool is None else tool.mask(solution))
+        _rollout(start, solution, verdict, problems[start.problem_id].solution_mask)
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
     ]
 
 
-def imitated_rollouts(
-    responses: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
-) -> list[Judged]:
-    """Own earlier successes (problem id, response) as rollouts from the root. `tool`: wrote a part of them."""
-    starts = fresh_starts([problems[name] for name, _ in responses], samples=1, seed=0, iteration=0)
+def imitated_rollouts(successes: Sequence[Success], problems: Mapping[str, Problem]) -> list[Judged]:
+    """Own earlier successes as rollouts from the root."""
+    starts = fresh_starts([problems[success.problem_id] for success in successes], samples=1, seed=0, iteration=0)
     verdict = Verdict(1.0, True, "own success")
     return [
-        _rollout(start, tokens, verdict, None if tool is None else tool.mask(tokens))
-        for start, (_, tokens) in zip(starts, responses, strict=True)
+        _rollout(start, success.response_ids, verdict, success.mask)
+        for start, success in zip(starts, successes, strict=True)
     ]
 
 

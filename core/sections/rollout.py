@@ -59,9 +59,24 @@ class RolloutConfig(Section):
     """More of vLLM's EngineArgs by name, e.g. {scheduling_policy: priority}; JSON on the command line."""
     sampling_options: Options = Field({})
     """More of vLLM's SamplingParams by name, e.g. {top_k: 50}; JSON on the command line."""
-    tool: str = ""
-    """Tool that answers calls inside responses, 'module:name' of a core.tools.Tool (importable from the working
-    directory); empty: the task's own, or none."""
+    environment: str = ""
+    """Environment that answers the policy's turns (docs/environments.md): a built-in's name, or 'module:Class',
+    importable from the working directory; empty: the task's own, or none."""
+    environment_options: Options = Field({})
+    """Arguments of the environment's class by name; JSON on the command line."""
+    environment_workers: Count = 2
+    """Processes for the environments of one engine; each holds many episodes at once."""
+    environment_gib: Positive = 4.0
+    """Memory of one of these processes, in GiB; one that uses more is replaced."""
+    environment_lag: Whole = 2
+    """Synchronous mode: engine steps after the end of a turn at which its answer is used. An earlier answer waits for
+    them, and they wait for a later one, so that a run repeats."""
+    max_turns: Count = 64
+    """Most turns of the policy in an episode; an episode that has more counts as truncated."""
+    step_seconds: Positive = 60.0
+    """Longest time of one step of an environment."""
+    episode_seconds: Positive = 1800.0
+    """Longest time of a whole episode, with its generation."""
     threads: Count = 2
     """CPU threads per engine (OMP_NUM_THREADS)."""
     deadline: Positive = 600.0

@@ -32,6 +32,7 @@ TASKS = {
     "calculator": "tasks.synthetic.calculator:TASK",
     "sums": "tasks.synthetic.sums:TASK",
     "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
+    "guess": "tasks.games:TASK",
     "gsm8k": "tasks.mathematics.answers:GSM8K",
     "math": "tasks.mathematics.answers:MATH",
     "mbpp": "tasks.code.formats:MBPP",
@@ -39,6 +40,7 @@ TASKS = {
     "apps": "tasks.code.formats:APPS",
     "dialogue": "tasks.kinds:DIALOGUE",
     "prompts": "tasks.kinds:PROMPTS",
+    "environment": "tasks.kinds:EPISODES",
 }
 """The tasks by name: where the `TaskKind` of each is. A new one needs a line here."""
 

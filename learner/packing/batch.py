@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence and where its continuation begins; what is before it, and a tool's tokens, are only read."""
+    """One sequence and where its continuation begins; what is before it, and an environment's tokens, are only read."""
 
     tokens: IntArray  # [T]
     context: int  # >= 1: the first scored token needs a state before it
@@ -79,7 +79,7 @@ class TrainBatch:
 
 
 def row_of(trajectory: Trajectory) -> Row:
-    """A trajectory as a model reads it; prompt, replayed prefix and the tokens of a tool are context."""
+    """A trajectory as a model reads it; prompt, replayed prefix and the tokens of an environment are context."""
     return Row(trajectory.sequence_ids, len(trajectory.start.context_ids), trajectory.mask)
 
 
@@ -95,7 +95,7 @@ def micro_batch(rows: Sequence[Row]) -> MicroBatch:
 
 
 def over_continuation(found: FloatArray, trajectory: Trajectory) -> FloatArray:
-    """Numbers of the scored tokens [N] as numbers of all tokens of the continuation [C], 0 for those of a tool."""
+    """Numbers of the scored tokens [N] as numbers of all tokens of the continuation [C], 0 for an environment's."""
     if trajectory.mask is None:
         return found
     spread = np.zeros(len(trajectory.tokens), np.float32)

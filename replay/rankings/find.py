@@ -7,8 +7,8 @@ import numpy as np
 
 from core.config import ReplayConfig
 from core.errors import ConfigError, first_line
+from core.imports import imported
 from core.sections.replay import RANKINGS
-from core.tools import imported
 from replay.rankings.base import Ranking, StateColumns, excluded
 
 FIELD = "replay.ranking"

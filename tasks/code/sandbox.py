@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from core.child import ChildProcess
 from core.config import SandboxMode
 from core.errors import ConfigError
-from tasks.child import ChildProcess
 from tasks.code import confinement
 from tasks.code.confinement import SandboxError
 from tasks.code.sandbox_driver import MOST_ANSWER

@@ -1,4 +1,4 @@
-"""Chained arithmetic with a calculator: a synthetic task in several turns.
+"""Chained arithmetic with a calculator: a synthetic task in several turns, and an example of an environment.
 
 `12*7-35` is computed strictly from left to right. The response calls the calculator once per operation, and copies the
 last result. What the calculator writes is shown as <84]>, with the line break that follows:
@@ -14,29 +14,35 @@ import re
 
 import numpy as np
 
-from core.records import Verdict
-from core.tools import Tool
+from core.environments.protocol import Messages, Step
+from core.records import Verdict, World
 from tasks.kinds import TaskKind
 from tasks.synthetic.arithmetic import arithmetic_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, same_lines
 
-_CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=$")
+_CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=")
 _TERM = re.compile(r"([+*-])(\d+)")
 
 
-def answer_call(text: str) -> str | None:
-    """What the calculator writes after a response that ends with a call `[A*B=`, or an error; None without a call.
+class Calculator:
+    """Answers calls `[A*B=` inside a text; every other turn is the last.
 
-    >>> answer_call("[12*7="), answer_call("[12/7="), answer_call("12*7=")
-    ('84]\\n', 'error]\\n', None)
+    >>> Calculator().step("[12*7="), Calculator().step("#84")[2]
+    (([{'role': 'tool', 'content': '84]\\n'}], 0.0, False, {}), True)
     """
-    call = _CALL.search(text)
-    if call is not None:
-        return f"{OPERATIONS[call[2]](int(call[1]), int(call[3]))}]\n"
-    return "error]\n" if text.endswith("=") and text.rpartition("\n")[2].startswith("[") else None
 
+    ends = "="
 
-TOOL = Tool("=", answer_call)
+    def reset(self, problem: World) -> Messages:
+        """There is nothing to prepare."""
+        del problem
+        return []
+
+    def step(self, action: str) -> Step:
+        """The result of a call, or an error."""
+        call = _CALL.fullmatch(action)
+        result = "error" if call is None else str(OPERATIONS[call[2]](int(call[1]), int(call[3])))
+        return [{"role": "tool", "content": f"{result}]\n"}], 0.0, not action.endswith("="), {}
 
 
 def _solution(text: str) -> str:
@@ -73,5 +79,5 @@ TASK = TaskKind(
     "tasks.synthetic.calculator:verify_calculator",
     CALCULATOR,
     answer=arithmetic_answer,
-    tool="tasks.synthetic.calculator:TOOL",
+    environment="calculator",
 )

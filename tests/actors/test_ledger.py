@@ -1,6 +1,7 @@
 """The ledger without engines: nothing is lost, nothing counts twice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def test_a_trajectory_has_what_the_engine_sent() -> None:
     assert (last.sample, last.tokens.tolist(), last.versions.tolist()) == (2, [4, 4, 4], [5, 5, 5])
     assert [array.dtype.name for array in (last.tokens, last.logprobs, last.versions)] == ["int32", "float32", "int32"]
     assert last.logprobs.tolist() == [np.float32(-0.4)] * 3
+
+
+def test_a_sample_that_its_environment_dropped_is_left_out_and_told_once() -> None:
+    ledger = ledger_of([start("a", samples=3), start("b", samples=1)])
+    first, lost, last, all_lost = answers(ledger.take("e", 9))
+    gone = [replace(one, tokens=[], dropped="it raised") for one in (lost, all_lost)]
+    told = ledger.accept([first, *gone, last, gone[0]])
+    assert [(of.id, one.sample, one.dropped) for of, one in told] == [("a", 1, "it raised"), ("b", 0, "it raised")]
+    assert [one.sample for one in ledger.collect("a")] == [0, 2]
+    assert ledger.collect("b") == []
+    assert (ledger.open, ledger.running) == (0, 0)
 
 
 def ledger_of(starts: Sequence[Start]) -> Ledger:

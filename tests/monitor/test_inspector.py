@@ -89,6 +89,13 @@ def ask(inspector: Inspector, path: str, host: str = "") -> tuple[int, Any]:
     return answer.status, json.loads(body) if answer.status == 200 and path != "/" else body
 
 
+def test_the_turns_of_an_episode_are_to_be_seen(made: Made) -> None:
+    end = made.tokenizer.eos_token
+    made.add("r", f"a=2{end}b=4\nc=1{end}d", [8], Provenance.OWN_SUCCESSFUL)  # an answer of four tokens
+    with inspected(made.run) as inspector:
+        assert [node["adds"] for node in ask(inspector, "/problem?id=r")[1]["nodes"]] == [f"a=2{end}b=4\n"]
+
+
 def test_requests_answer_with_what_the_store_holds(made: Made) -> None:
     with inspected(made.run) as inspector:
         _, found = ask(inspector, "/problems?sort=hardest")

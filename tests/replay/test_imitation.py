@@ -82,7 +82,7 @@ def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
-    found = Successes([(f"p{at}", [at], 0) for at in range(50)])
+    found = Successes([(f"p{at}", [at], 0, None) for at in range(50)])
 
     def drawn(seed: int) -> list[str]:
         return [each.problem_id for each in found.draw(20, seed, version=0)]
@@ -112,10 +112,16 @@ def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) ->
     first.add([*visit("p", "+--"), *visit("q", "-+-")])
     first.save(tmp_path / "saved")
     second.restore(tmp_path / "saved")
-    drawn = [[(name, tokens.tolist(), w) for name, tokens, w in store.successes(3, 9)] for store in (first, second)]
+    drawn = [
+        [(one.problem_id, one.response_ids.tolist(), one.weight) for one in store.successes(3, 9)]
+        for store in (first, second)
+    ]
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == 2
-    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1], 1], ["q", [2], 1]]
+    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [
+        ["p", [1], 1, None],
+        ["q", [2], 1, None],
+    ]
     second.clear()
     assert second.successes(seed=3, version=9) == []
     third = opened(tmp_path / "third", local=True, imitated=0)

@@ -16,11 +16,11 @@ from core.load import dump_config, parse_config
 from core.plan import batch_plan
 from core.records import Start
 from tasks.corpus import character_tokenizer
-from tasks.kinds import evaluation_prompts, task_items
-from tasks.problems import TokenLimits, prompt_digest
+from tasks.kinds import evaluation_prompts, rollout_settings, task_items
+from tasks.limits import TokenLimits
+from tasks.problems import prompt_digest
 from tasks.task import Task, build_task
 from tests.tasks.test_mixture import CHARACTERS, answer
-from trainer.build import rollout_settings
 
 AIME = {"label": "aime", "path": "aime.jsonl", "columns": {"prompt": "problem", "answer": "answer"}, "samples": 4}
 
@@ -109,9 +109,9 @@ def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
     assert judges["lock"] is not judges["exam"]
 
 
-def test_a_set_that_needs_a_tool_which_the_run_lacks_is_refused() -> None:
+def test_a_set_that_needs_an_environment_which_the_run_lacks_is_refused() -> None:
     calls = {"label": "calls", "name": "calculator"}
-    with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs a tool that the run does not have"):
+    with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs an environment that the run lacks"):
         rollout_settings(parse_config({"task": {"eval_sets": [calls]}}, "test"))
     rollout_settings(parse_config({"task": {"name": "calculator", "eval_sets": [calls]}}, "test"))
 

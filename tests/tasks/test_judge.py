@@ -70,7 +70,7 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     frugal = JudgePool(f"{SELF}:misbehave", workers=1, limit=0.5, memory_gib=2.0, patience=60.0)
     assert frugal.judge([("", "hang in c")])[0].detail == "judge timed out after 0.5 s of processor time"
     frugal.close()
-    monkeypatch.setattr("tasks.judging.EXIT_LIMIT", 0.1)
+    monkeypatch.setattr("core.child.EXIT_LIMIT", 0.1)
     (mute,) = pool.judge([("", "close")])
     assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output but did not end", True)
     assert (hasty.replaced, frugal.replaced, pool.replaced) == (1, 1, 1)

@@ -16,7 +16,8 @@ from core.plan import batch_plan, placement
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, task_items
-from tasks.problems import Items, LeftOut, TokenLimits, encode_problems, prompt_digest
+from tasks.limits import TokenLimits
+from tasks.problems import Items, LeftOut, encode_problems, prompt_digest
 from tasks.task import Task, build_task
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"

@@ -11,6 +11,7 @@ from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.kinds import task_items
+from tasks.limits import TokenLimits
 from tasks.mathematics.answers import read_gsm8k
 from tasks.problems import (
     Item,
@@ -18,7 +19,6 @@ from tasks.problems import (
     LeftOut,
     PromptForm,
     Tokenizer,
-    TokenLimits,
     encode_problems,
     load_items,
     prompt_form,

@@ -13,7 +13,8 @@ from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
 from tasks.judging import check_judges
 from tasks.kinds import task_items
-from tasks.problems import Tokenizer, TokenLimits
+from tasks.limits import TokenLimits
+from tasks.problems import Tokenizer
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.task import Task, build_task, task_fingerprint
 

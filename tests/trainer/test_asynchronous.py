@@ -162,7 +162,9 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
 def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_settings(parts: Components) -> None:
     """As many starts as the settings' would do for three iterations, for two of twice and of half as many starts."""
     assert parts.pipeline is not None
-    record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"}
+    record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"} | {
+        "world": None
+    }
     for iterations, starts, said in (
         (3, STARTS, r"rollout\.max_staleness = 2: .* for 3 iterations; set rollout\.max_staleness to 3 or more"),
         (

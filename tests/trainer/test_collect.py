@@ -38,7 +38,7 @@ def collected(iteration: IterationResult, tokens_before: int = 0) -> IterationMe
     """With two engines that have worked for 3.25 seconds in this iteration."""
     queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
     parts = SimpleNamespace(
-        actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0),
+        actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0, dropped=0),
         replay=SimpleNamespace(stats=lambda: EMPTY),
         pipeline=SimpleNamespace(finished=1),
         task=SimpleNamespace(prefix_is_wrong=lambda *_, **__: None, weights={}),

@@ -13,7 +13,7 @@ from core.records import Finish, Judged, Trajectory
 from replay.boundaries import TokenTable, boundaries
 from replay.store import ReplayStore
 from tasks.corpus import character_tokenizer
-from tasks.problems import TokenLimits
+from tasks.limits import TokenLimits
 from tasks.task import Task, build_task
 from trainer.starts import IsWrong, cut_trajectories, erroneous_states, fresh_starts
 

@@ -40,7 +40,7 @@ SCHEDULE = Schedule(
 class Engines:
     """Engines and learner in one: nothing is generated; counts restarts of the learner."""
 
-    restarts = quarantined = learner_restarts = 0
+    restarts = quarantined = dropped = learner_restarts = 0
 
     def queues(self) -> Queues:
         return Queues(0, 0, 0.0, 1)

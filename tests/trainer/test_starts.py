@@ -3,8 +3,6 @@
 import math
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 
@@ -16,10 +14,10 @@ from core.records import (
     Provenance,
     ReplayedState,
     Start,
+    Success,
     Trajectory,
     Verdict,
 )
-from core.tools import TokenTool
 from trainer.starts import (
     NO_VALUES,
     canonical_rollouts,
@@ -163,12 +161,12 @@ def test_canonical_solutions_of_fresh_starts_only() -> None:
 
 
 def test_an_imitated_success_is_a_whole_response_from_the_root() -> None:
-    found = imitated_rollouts([("p", ids(8, 9))], {"p": PROBLEM})[0].trajectory
+    found = imitated_rollouts([Success("p", ids(8, 9), 1.0)], {"p": PROBLEM})[0].trajectory
     assert (found.start.replayed, found.start.context_ids.tolist(), found.tokens.tolist()) == (False, [1, 2], [8, 9])
     assert found.generated.all()
-    tool = cast(TokenTool, SimpleNamespace(mask=lambda tokens: tokens != 9))
-    answered = imitated_rollouts([("p", ids(8, 9, 8))], {"p": PROBLEM}, tool)[0].trajectory
-    assert answered.generated.tolist() == [True, False, True]  # the tool's part is not imitated
+    mask = np.array([True, False, True])
+    answered = imitated_rollouts([Success("p", ids(8, 9, 8), 1.0, mask)], {"p": PROBLEM})[0].trajectory
+    assert answered.generated.tolist() == [True, False, True]  # the environment's part is not imitated
 
 
 def test_a_value_query_reads_the_state_before_its_token() -> None:

@@ -3,7 +3,7 @@ for pass@k and maj@k. Invariant: intervals take problems, not responses, to be i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -88,7 +88,8 @@ def evaluate_problems(actors: Rollouts, task: Task, problems: Sequence[Problem],
     if plan.samples:
         starts = fresh_starts(problems, plan.samples, derive(plan.seed, "sampled"), iteration=0)
         sampled = actors.generate(starts, plan.sampled)
-        answered &= {item.start.problem_id for item in sampled}
+        counts = Counter(item.start.problem_id for item in sampled)
+        answered &= {name for name, count in counts.items() if count == plan.samples}
     if not answered:
         raise ActorError(
             f"evaluation: no engine could generate any of the {len(problems)} problems; see the reason above"

@@ -7,7 +7,7 @@ from core.errors import ConfigError
 from core.load import setting
 from core.machine import Machine, this_machine
 from core.plan import choose_device, sequence_tokens
-from tasks.problems import TokenLimits
+from tasks.limits import TokenLimits
 from trainer.model.files import ModelInfo
 
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number

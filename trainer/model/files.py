@@ -66,7 +66,8 @@ def model_of(target: Path) -> str:
 
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     """Check a model and load the task, which the caller closes. Raises ModelError, DataError, ConfigError."""
-    from tasks.problems import TokenLimits
+    from tasks.kinds import rollout_settings
+    from tasks.limits import TokenLimits
     from tasks.task import build_task
 
     info = inspect_model(model)
@@ -82,6 +83,8 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
         context=min(info.context, judging),
         seed=derive(config.run.seed, "task"),
         reward_model=located(config.reward_model),
+        rollout=rollout_settings(config),
+        canonical=config.replay.canonical,
     )
     return task, info
 

@@ -20,7 +20,8 @@ from tasks.code.programs import judge_program, limits_of, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judging import JudgePool, check_judges, start_judges
-from tasks.problems import Item, TokenLimits, load_items
+from tasks.limits import TokenLimits
+from tasks.problems import Item, load_items
 from tasks.task import build_task
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")

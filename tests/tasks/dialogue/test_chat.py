@@ -11,7 +11,8 @@ from tasks.corpus import END, character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.kinds import read_dialogue
-from tasks.problems import Items, LeftOut, Tokenizer, TokenLimits, encode_problems, load_items
+from tasks.limits import TokenLimits
+from tasks.problems import Items, LeftOut, Tokenizer, encode_problems, load_items
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 TURNS = "\n\nHuman: Hi\n\nAssistant: Hello.\nYou?\n\nHuman: Fine\n\nAssistant: Good"

@@ -16,7 +16,8 @@ from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.judging import check_judges, probe_reward
 from tasks.kinds import judged_by_model, task_items
-from tasks.problems import Item, Tokenizer, TokenLimits, render_item
+from tasks.limits import TokenLimits
+from tasks.problems import Item, Tokenizer, render_item
 from tasks.task import Task, build_task
 from tests.tasks.rewards.test_remote import served
 from tests.tasks.test_task import trajectory

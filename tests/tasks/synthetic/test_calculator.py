@@ -1,11 +1,11 @@
-"""The calculator: what the tool answers, and the rewards of responses."""
+"""The calculator: what it answers, and the rewards of responses."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.seeds import generator
-from tasks.synthetic.calculator import CALCULATOR, TOOL, verify_calculator
+from tasks.synthetic.calculator import CALCULATOR, Calculator, verify_calculator
 
 EXPRESSIONS = st.builds(
     lambda seed, size: CALCULATOR.draw(generator(seed), size), st.integers(0, 999), st.integers(1, 6)
@@ -16,17 +16,20 @@ EXPRESSIONS = st.builds(
     ("text", "answer"),
     [
         ("[12*7=", "84]\n"),
-        ("[12*7=84]\n[84-135=", "-51]\n"),
+        ("[84-135=", "-51]\n"),
         ("[-51+9=", "-42]\n"),  # the result of a call may be negative
+        ("#84", None),  # it does not call
         ("[12*7", None),
-        ("12*7=", None),  # no call: another task's response may contain it
-        ("[3+4=7]\n[x=", "error]\n"),
+        ("12*7=", "error]\n"),
+        ("[x=", "error]\n"),
         ("[12**7=", "error]\n"),
         ("[" + "9" * 31 + "*2=", "error]\n"),  # numbers are bounded, so no answer takes long
     ],
 )
 def test_what_the_calculator_answers(text: str, answer: str | None) -> None:
-    assert TOOL.answer(text) == answer
+    messages, reward, done, _ = Calculator().step(text)
+    assert (done, reward) == (answer is None, 0.0)
+    assert done or messages[0]["content"] == answer
 
 
 def test_a_solution_goes_from_left_to_right() -> None:
@@ -38,11 +41,12 @@ def test_a_solution_goes_from_left_to_right() -> None:
 @given(EXPRESSIONS)
 def test_the_solution_is_what_a_policy_that_calls_the_calculator_writes(expression: str) -> None:
     solution = CALCULATOR.solution(expression)
+    begin = 0
     for end, character in enumerate(solution, 1):
         if character == "=":
-            answer = TOOL.answer(solution[:end])
-            assert answer is not None
-            assert solution[end:].startswith(answer)
+            ((message,), *_) = Calculator().step(solution[begin:end])
+            begin = end + len(message["content"])
+            assert solution[end:begin] == message["content"]
     assert verify_calculator(expression, solution).correct
     assert set(solution) <= set(CALCULATOR.alphabet)
     assert all(CALCULATOR.prefix_correct(expression, solution[:end]) for end in range(len(solution) + 1))

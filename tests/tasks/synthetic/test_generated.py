@@ -18,6 +18,7 @@ from core.config import StarterConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
 from core.sections.tasks import TASKS
+from tasks.games import GUESS
 from tasks.judge_worker import load_verifier
 from tasks.kinds import find_kind
 from tasks.synthetic import countdown, lock, rule, stories
@@ -233,7 +234,7 @@ def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
 
 
 def test_every_generated_task_has_a_checker() -> None:
-    assert {find_kind(name).puzzle for name in TASKS} == {*PUZZLES, None}
+    assert {find_kind(name).puzzle for name in TASKS} == {*PUZZLES, GUESS, None}  # a game: tests/tasks/test_games.py
     assert all(find_kind(puzzle.name).puzzle == puzzle for puzzle in PUZZLES)
     assert all(
         not is_for_evaluation(item.reference) for item in puzzle_items(LOCK, 3, range(1, 4), 50, evaluation=False)

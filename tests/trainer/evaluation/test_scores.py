@@ -136,6 +136,17 @@ def task_of(rewards: dict[str, float]) -> Task:
     return cast(Task, SimpleNamespace(judge=judge, votes=lambda _: {}, decode=str, **known))
 
 
+def test_a_problem_that_lacks_a_sample_is_left_out() -> None:
+    """An environment dropped one of its episodes; the others have all."""
+    engines = cast(Any, Engines(""))
+    whole = engines.generate
+    engines.generate = lambda starts, how: [
+        one for one in whole(starts, how) if (one.start.problem_id, one.sample) != ("b", 2)
+    ]
+    result = evaluate_policy(engines, task_of({"a": 1.0, "b": 0.0}), plan(3))
+    assert (result.left_out, len(result.sampled), result.success) == (1, 3, 1.0)
+
+
 def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
     task = cast(Any, task_of({"a": 1.0}))
     failed = Verdict(0.0, False, "judge timed out", judge_failed=True)

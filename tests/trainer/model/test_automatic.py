@@ -9,7 +9,8 @@ from core.config import Config
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
 from core.machine import Machine
-from tasks.problems import LeftOut, TokenLimits, chosen_limits
+from tasks.limits import TokenLimits, chosen_limits
+from tasks.problems import LeftOut
 from trainer.model.automatic import resolved
 from trainer.model.estimates import iteration_estimate, memory_estimate, operations, warnings_of
 from trainer.model.files import ModelInfo

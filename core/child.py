@@ -1,13 +1,20 @@
 """A child process that exchanges lines with this one. Every wait has a deadline; `kill` ends its process group."""
 
+import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+from core import ROOT
+from core.errors import ConfigError
+
+EXIT_LIMIT = 10.0  # seconds in which a process that has closed its output must end
 
 
 class ChildProcess:
@@ -20,7 +27,7 @@ class ChildProcess:
         )
         assert self._process.stdin
         assert self._process.stdout
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
         self._pending = bytearray()
 
@@ -50,8 +57,8 @@ class ChildProcess:
         return data
 
     def _read(self, deadline: float) -> None:
-        _wait_for(self._output, select.POLLIN, deadline)
-        data = os.read(self._output, 1 << 16)
+        _wait_for(self.output, select.POLLIN, deadline)
+        data = os.read(self.output, 1 << 16)
         if not data:
             raise EOFError
         self._pending += data
@@ -66,11 +73,42 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def ending(self) -> str:
+        """How a process that has closed its output has ended. Empty: it used up its processor time."""
+        try:
+            code = self._process.wait(EXIT_LIMIT)
+        except subprocess.TimeoutExpired:
+            return "it closed its output but did not end"
+        if code == -signal.SIGPROF:
+            return ""
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
     def kill(self) -> None:
         """Kill the process group, wait for the process and close its pipes."""
         self.stop()
         with self._process:  # it waits and closes
             pass
+
+
+class PythonProcess(ChildProcess):
+    """A module of this project that runs in a process of its own, and can import what this process can."""
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
+        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
+        super().__init__([sys.executable, "-m", module, *arguments], env={**os.environ, **environment})
+
+    def ready(self, name: str, seconds: float) -> Any:
+        """Wait for its first line, `ready` and JSON. Raises ConfigError, which calls it by this name."""
+        try:
+            line = self.line(time.monotonic() + seconds).decode()
+        except TimeoutError:
+            raise ConfigError(f"{name} did not start in {seconds:g} s; see its output above") from None
+        except EOFError:
+            raise ConfigError(f"{name} ended before it was ready ({self.ending()}); see its output above") from None
+        if not line.startswith("ready "):
+            raise ConfigError(f"{name} {line}")
+        return json.loads(line.removeprefix("ready "))
 
 
 def _wait_for(descriptor: int, event: int, deadline: float) -> None:

@@ -1,0 +1,60 @@
+"""What an environment is (docs/environments.md): one instance is one episode, whose turns alternate with the policy's.
+Invariant: it is deterministic, so that repeating its actions rebuilds its state."""
+
+import hashlib
+import json
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from core.errors import ConfigError
+from core.imports import imported
+from core.records import World
+
+FIELD = "rollout.environment"
+ENVIRONMENTS = {
+    "calculator": "tasks.synthetic.calculator:Calculator",
+    "guess": "tasks.games:Guess",
+    "textarena": "tasks.games:TextArena",
+}
+"""The built-in environments by name: where the class of each is. A new one needs a line here."""
+Messages = list[dict[str, str]]  # of objects with role and content
+Step = tuple[Messages, float, bool, dict[str, Any]]  # messages, reward, done, info
+
+
+class Environment(Protocol):
+    """One episode. All methods may be async. An environment may also have `close()`, `snapshot() -> bytes` with
+    `restore(bytes)`, and `ends`: characters that end an action, besides the end of sequence."""
+
+    def reset(self, problem: World) -> Messages | Awaitable[Messages]:
+        """Begin the episode. Returns the prompt that the policy reads; none: that of the problem."""
+
+    def step(self, action: str) -> Step | Awaitable[Step]:
+        """Answer an action: (messages, reward, done, info)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an environment answers to `reset` or an action; with `error` the episode is over and lost."""
+
+    messages: Messages
+    reward: float = 0.0
+    done: bool = False
+    correct: bool | None = None  # info["correct"]
+    detail: str = ""  # info["detail"]
+    snapshot: str = ""  # of the world after it, in base64
+    error: str = ""
+
+
+def load_environment(path: str) -> Any:
+    """The class of an environment, by its name or import path. Raises ConfigError."""
+    found = imported(FIELD, ENVIRONMENTS.get(path, path))
+    if not all(callable(getattr(found, name, None)) for name in ("reset", "step")):
+        raise ConfigError(f"{FIELD} {path!r}: it has no methods reset and step; see docs/environments.md")
+    return found
+
+
+def digest(messages: Messages) -> str:
+    """Of messages, to compare them: 16 hex digits."""
+    said = [[message["role"], message["content"]] for message in messages]
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()

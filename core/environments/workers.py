@@ -1,0 +1,227 @@
+"""The processes of one engine's environments, seen from the engine: requests go out, answers come in, in any order.
+
+Invariants: nothing waits without a deadline. Every request of an open episode gets one answer. An episode is lost when
+its environment raises, hangs or ends its process; the others of that process are repeated in a new one, and if an
+environment then answers differently, it is lost, too.
+"""
+
+import json
+import select
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.child import PythonProcess
+from core.config import RolloutConfig
+from core.environments.protocol import Answer
+from core.errors import ActorError, ConfigError
+from core.records import World
+
+START_SECONDS = 120.0  # in which a process must import the environment
+SEND_SECONDS = 10.0  # in which it must read a request: its first thread does nothing else
+MOST_LOSSES = 2  # processes that an episode may lose without a request of its own in flight
+
+
+@dataclass(slots=True)
+class _Open:
+    """An episode that has not ended."""
+
+    worker: int
+    begun: float
+    requests: list[tuple[str, Any]] = field(default_factory=list)  # all that were made
+    answers: list[str] = field(default_factory=list)  # all that were passed on
+    answered: int = 0  # of the requests, in the current process
+    deadline: float = 0.0  # of the first request that is not answered
+    losses: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a request is not answered."""
+        return self.answered < len(self.requests)
+
+    @property
+    def closing(self) -> bool:
+        """Whether only its end is awaited."""
+        return self.requests[-1][0] == "close"
+
+
+class _Process(PythonProcess):
+    def __init__(self, config: RolloutConfig) -> None:
+        options = json.dumps(config.environment_options)
+        super().__init__("core.environments.worker", [config.environment, options, str(config.environment_gib)])
+        self.serves, self.started = False, time.monotonic()
+
+    def begin(self, seconds: float = START_SECONDS) -> Any:
+        """What it tells when it is ready. Raises ConfigError when it cannot start."""
+        told, self.serves = self.ready("an environment", seconds), True
+        return told
+
+
+class Workers:
+    """The environments of one engine, in `rollout.environment_workers` processes."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        """Start the processes and wait until they are ready. Raises ConfigError when the environment cannot be
+        imported."""
+        self._config = config
+        self._processes: list[_Process] = []
+        self._open: dict[int, _Open] = {}
+        self._next = self.replaced = 0  # number of the next episode; processes that were lost
+        self._found: list[tuple[int, Answer]] = []
+        self.ends = ""
+        try:
+            self._processes += [_Process(config) for _ in range(config.environment_workers)]
+            (self.ends,) = {process.begin()["ends"] for process in self._processes}
+        except ConfigError:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return sum(not one.closing for one in self._open.values())
+
+    def open(self, world: World, snapshot: str = "") -> int:
+        """Begin an episode, from a snapshot if one is given. Returns its number; the answer tells of `reset`."""
+        counts = Counter(one.worker for one in self._open.values())
+        number, self._next = self._next, self._next + 1
+        self._open[number] = _Open(min(range(len(self._processes)), key=counts.__getitem__), time.monotonic())
+        begin = ("restore", snapshot) if snapshot else ("reset", [world.id, world.prompt, world.reference])
+        self._ask(number, begin)
+        return number
+
+    def step(self, number: int, action: str) -> None:
+        """Send an action to an open episode."""
+        self._ask(number, ("step", action))
+
+    def end(self, number: int) -> None:
+        """Close an episode; it gives no more answers."""
+        if number in self._open:
+            self._ask(number, ("close", None))
+
+    def poll(self, seconds: float) -> list[tuple[int, Answer]]:
+        """Answers (episode, answer) that have come; waits up to `seconds` for the first. An episode whose answer is an
+        error is over. Raises ActorError when a lost process cannot be replaced."""
+        end = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            until = min([end, *(one.deadline for one in self._open.values() if one.waits)])
+            for index in self._readable(max(0.0, until - now)):
+                self._read(index)
+            self._give_up_late()
+            if self._found or time.monotonic() >= end or not self._open:
+                found, self._found = self._found, []
+                return found
+
+    def close(self) -> None:
+        """End all processes."""
+        self._open.clear()
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def _readable(self, seconds: float) -> list[int]:
+        poller = select.poll()
+        index_of = {process.output: index for index, process in enumerate(self._processes)}
+        for descriptor in index_of:
+            poller.register(descriptor, select.POLLIN)
+        return sorted(index_of[descriptor] for descriptor, _ in poller.poll(1000 * seconds))
+
+    def _read(self, index: int) -> None:
+        """Take all complete lines of a process."""
+        process = self._processes[index]
+        mine = {number: one for number, one in self._open.items() if one.worker == index}
+        try:
+            if not process.serves:
+                process.begin(SEND_SECONDS)
+                for one in mine.values():
+                    one.deadline = self._deadline(one)
+            while True:
+                self._accept(*json.loads(process.line(0.0)))
+        except ConfigError as error:
+            raise ActorError(f"a process of environments was lost and cannot be replaced: {error}") from None
+        except TimeoutError:
+            return
+        except EOFError:
+            waiting = [number for number, one in mine.items() if number in self._open and one.waits]
+            self._replace(index, waiting, _why(process.ending(), self._config))
+
+    def _accept(self, number: int, told: dict[str, Any]) -> None:
+        one = self._open.get(number)
+        if one is None:
+            return
+        said = json.dumps([told.get(name) for name in ("messages", "reward", "done")])
+        method, one.answered = one.requests[one.answered][0], one.answered + 1
+        one.deadline = self._deadline(one)
+        answer = Answer(**told) if "error" not in told else Answer([], error=told["error"])
+        if method == "close":
+            del self._open[number]
+        elif answer.error:
+            self._lose(number, answer.error)
+        elif one.answered > len(one.answers):
+            one.answers.append(said)
+            if not one.closing:
+                self._found.append((number, answer))
+        elif one.answers[one.answered - 1] != said:
+            self._lose(number, "its environment was repeated in another process and answered differently")
+
+    def _lose(self, number: int, reason: str) -> None:
+        if not self._open.pop(number).closing:
+            self._found.append((number, Answer([], error=reason)))
+
+    def _give_up_late(self) -> None:
+        """Replace the processes whose environments are over their time."""
+        now = time.monotonic()
+        late = [number for number, one in self._open.items() if one.waits and one.deadline <= now]
+        for index in sorted({self._open[number].worker for number in late}):
+            mine = [number for number in late if self._open[number].worker == index]
+            method = self._open[mine[0]].requests[self._open[mine[0]].answered][0]
+            limits = f"{self._config.step_seconds:g} s, or its episode longer than {self._config.episode_seconds:g} s"
+            self._replace(index, mine, f"{method} took longer than {limits}")
+
+    def _replace(self, index: int, guilty: Sequence[int], reason: str) -> None:
+        """Start a process for a lost one, and repeat in it the episodes that are not to blame."""
+        self._processes[index].kill()
+        self._processes[index] = _Process(self._config)
+        self.replaced += 1
+        for number, one in list(self._open.items()):
+            if one.worker != index:
+                continue
+            one.losses += 1
+            if number in guilty or one.closing or one.losses > MOST_LOSSES:
+                self._lose(number, reason)
+                continue
+            one.answered, one.deadline = 0, self._deadline(one)
+            for request in one.requests:
+                self._send(number, request)
+
+    def _ask(self, number: int, request: tuple[str, Any]) -> None:
+        one = self._open[number]
+        one.requests.append(request)
+        if one.answered == len(one.requests) - 1:
+            one.deadline = self._deadline(one)
+        self._send(number, request)
+
+    def _deadline(self, one: _Open) -> float:
+        process = self._processes[one.worker]
+        if not process.serves:
+            return process.started + START_SECONDS
+        limit = time.monotonic() + self._config.step_seconds
+        return limit if one.closing else min(limit, one.begun + self._config.episode_seconds)
+
+    def _send(self, number: int, request: tuple[str, Any]) -> None:
+        process = self._processes[self._open[number].worker]
+        try:
+            process.send(json.dumps([number, *request]).encode() + b"\n", time.monotonic() + SEND_SECONDS)
+        except TimeoutError:
+            process.stop()  # `poll` finds its end
+        except EOFError:
+            pass  # so it does here
+
+
+def _why(ending: str, config: RolloutConfig) -> str:
+    from core.environments.worker import FULL
+
+    if ending == f"exit status {FULL}":
+        return f"its process used more than rollout.environment_gib = {config.environment_gib:g}"
+    return f"its process ended ({ending or 'it used up its processor time'})"

@@ -1,0 +1,170 @@
+"""Processes of environments: what goes right, and everything that a user's environment may do instead."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from core.config import RolloutConfig
+from core.environments.protocol import Answer, digest, load_environment
+from core.environments.workers import Workers
+from core.errors import ConfigError
+from core.records import World
+
+PROBLEM = World("p", "apples", "gold")
+
+
+@contextmanager
+def workers(name: str, **fields: Any) -> Iterator[Workers]:
+    settings: dict[str, Any] = {"environment_workers": 1, "environment": f"tests.environments:{name}"} | fields
+    with closing(Workers(RolloutConfig(**settings))) as found:
+        yield found
+
+
+def answers(found: Workers, count: int, seconds: float = 60.0) -> dict[int, Answer]:
+    """The next `count` answers by episode."""
+    heard: dict[int, Answer] = {}
+    end = time.monotonic() + seconds
+    while len(heard) < count:
+        assert time.monotonic() < end
+        heard |= dict(found.poll(1.0))
+    return heard
+
+
+def opened(found: Workers, count: int = 1) -> list[int]:
+    numbers = [found.open(PROBLEM) for _ in range(count)]
+    assert not any(answer.error for answer in answers(found, count).values())
+    return numbers
+
+
+def test_an_episode_with_async_methods_rewards_and_a_snapshot() -> None:
+    with workers("Counter", environment_options={"turns": 2}) as found:
+        number = found.open(PROBLEM)
+        first = answers(found, 1)[number]
+        assert [message["content"] for message in first.messages] == ["Count.", "apples"]
+        found.step(number, "a")
+        middle = answers(found, 1)[number]
+        assert (middle.messages[0]["content"], middle.reward, middle.done, middle.correct) == (
+            "apples 1",
+            0.25,
+            False,
+            False,
+        )
+        again = found.open(PROBLEM, middle.snapshot)
+        assert answers(found, 1)[again].messages == []
+        for one in (number, again):
+            found.step(one, "good")
+            last = answers(found, 1)[one]
+            assert (last.reward, last.done, last.correct, last.detail) == (0.5, True, True, "good")
+            found.end(one)
+        assert found.poll(0.1) == []
+        assert len(found) == found.replaced == 0
+
+
+def test_slow_steps_of_many_episodes_run_at_the_same_time() -> None:
+    with workers("Echo", environment_options={"delay": 1.0}) as found:
+        numbers = opened(found, 32)
+        begun = time.monotonic()
+        for number in numbers:
+            found.step(number, f"{number}b")
+        assert {one.messages[0]["content"] for one in answers(found, 32).values()} == {"<b>"}
+        assert time.monotonic() - begun < 8  # one after the other they sleep about 16 s
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("raise", "step raised ValueError: not a move"),
+        ("shape", "step raised TypeError: step returned str; return"),
+        ("nan", "step raised ValueError: step returned the reward nan"),
+        ("hang", "step took longer than 1 s"),
+        ("spin", "step took longer than 1 s"),
+        ("die", r"its process ended \(exit status 3\)"),
+        ("leak", "its process used more than rollout.environment_gib = 0.25"),
+    ],
+)
+def test_what_fails_is_lost_alone_and_the_others_go_on(action: str, reason: str) -> None:
+    with workers("Bad", step_seconds=1.0, environment_gib=0.25) as found:
+        bad, good = opened(found, 2)
+        found.step(good, "a")
+        assert answers(found, 1)[good].messages[0]["content"] == "step 1"
+        found.step(bad, action)
+        assert reason.replace("\\", "") in answers(found, 1)[bad].error
+        found.step(good, "b")
+        assert answers(found, 1)[good].messages[0]["content"] == "step 2"  # in another process it was repeated
+        assert found.replaced == (action in ("hang", "spin", "die", "leak"))
+        assert len(found) == 1
+        opened(found)
+
+
+def test_what_it_prints_and_reads_reaches_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    with workers("Bad") as found:
+        (number,) = opened(found)
+        found.step(number, "print")
+        assert "EOFError" in answers(found, 1)[number].error  # `input()` finds nothing
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "x" * 1000 in err
+    assert "forged" in err
+
+
+def test_an_episode_that_cannot_be_repeated_is_lost_with_the_process() -> None:
+    with workers("Bad", step_seconds=1.0) as found:
+        odd, bad = opened(found, 2)
+        found.step(odd, "random")
+        answers(found, 1)
+        found.step(bad, "die")
+        heard = answers(found, 2)
+        assert "answered differently" in heard[odd].error
+
+
+def test_a_close_that_hangs_is_ended() -> None:
+    with workers("Bad", step_seconds=0.5) as found:
+        first, second = opened(found, 2)
+        found.step(first, "close")
+        answers(found, 1)
+        found.end(first)
+        end = time.monotonic() + 60
+        while not found.replaced:
+            assert found.poll(0.2) == []
+            assert time.monotonic() < end
+        found.step(second, "a")
+        assert answers(found, 1)[second].messages[0]["content"] == "step 1"
+
+
+def test_an_episode_has_a_time_limit() -> None:
+    with workers("Bad", episode_seconds=1.0) as found:
+        (number,) = opened(found)
+        time.sleep(1.1)
+        found.step(number, "a")
+        assert "its episode longer than 1 s" in answers(found, 1)[number].error
+
+
+def test_the_processes_end_with_it() -> None:
+    with workers("Echo", environment_workers=2):
+        children = [one for one in psutil.Process().children() if "core.environments.worker" in one.cmdline()]
+        assert len(children) == 2
+    assert not any(one.is_running() for one in children)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("tests.environments:Nothing", "AttributeError"),
+        ("nowhere:Game", "ModuleNotFoundError"),
+        ("tests.environments:LETTERS", "it has no methods reset and step"),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_named(path: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rollout\.environment '{path}'.*{wrong}"):
+        load_environment(path)
+    with pytest.raises(ConfigError, match=rf"an environment cannot start: rollout\.environment '{path}'.*{wrong}"):
+        Workers(RolloutConfig(environment=path))
+
+
+def test_a_problem_has_a_seed_of_its_own() -> None:
+    assert PROBLEM.seed == World("p", "other words", "").seed != World("q", "apples", "gold").seed
+    assert digest([{"role": "user", "content": "a"}]) != digest([{"role": "system", "content": "a"}])

@@ -1,0 +1,127 @@
+"""What environments are asked before training: prompts, and the answers in canonical solutions."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.config import RolloutConfig, TaskConfig
+from core.environments.protocol import digest
+from core.errors import ConfigError
+from core.records import Episode, Finish, Start, Trajectory, Verdict
+from tasks.corpus import character_tokenizer
+from tasks.dialogue.chat import Message
+from tasks.judging import EpisodeJudge, check_judges, start_judges
+from tasks.kinds import judged_by_model, rollout_settings
+from tasks.limits import TokenLimits
+from tasks.problems import Item, Items, LeftOut, encode_problems
+from tasks.synthetic.calculator import CALCULATOR
+from tasks.task import build_task, step_rewards
+from tasks.worlds import with_worlds
+from trainer.starts import canonical_rollouts, fresh_starts
+
+TOKENIZER = character_tokenizer(CALCULATOR.alphabet)
+
+
+def asked(items: list[Item], environment: str = "calculator", canonical: bool = True, **options: Any) -> list[Item]:
+    settings = RolloutConfig(environment=environment, environment_options=options)
+    given = Items(items, items[:1], LeftOut())
+    found = with_worlds(given, "calculator", settings, TOKENIZER, canonical)
+    assert found.evaluation == found.train[:1]
+    return found.train
+
+
+def test_no_state_of_a_canonical_solution_is_inside_an_answer() -> None:
+    right, wrong = CALCULATOR.item("12*7"), CALCULATOR.item("6+4")
+    items = asked([right, replace(wrong, solution="[6+4=11]\n#11"), replace(right, prompt="x\n", solution=None)])
+    assert [item.solution for item in items] == ["[12*7=84]\n#84", None, None]  # the second is not what is answered
+    limits = TokenLimits(8, 32)
+    given = Items(items[:1], items[:1], LeftOut())
+    split, _ = encode_problems(TaskConfig(name="calculator"), TOKENIZER, given, limits, 64)
+    (problem,) = split.train
+    assert problem.world is not None
+    assert (problem.world.id, problem.world.reference, problem.world.opening) == (problem.id, "12*7", digest([]))
+    (start,) = fresh_starts([problem], 1, 0, 1)
+    assert start.world == problem.world
+    (rollout,) = canonical_rollouts([start], {problem.id: problem})
+    every = rollout.trajectory.states(lambda response: np.arange(1, len(response), dtype=np.int32))
+    assert every.tolist() == [1, 2, 3, 4, 5, 10, 11, 12, 13]  # not 6 (before the answer 84]\n) to 9
+    assert rollout.trajectory.states(lambda _: np.zeros(0, np.int32)).tolist() == [10]
+    assert asked([right], canonical=False)[0].solution_mask is None
+
+
+def test_what_an_environment_says_first_is_the_prompt() -> None:
+    items = [Item(f"Problem {number}", "") for number in range(300)]
+    found = asked(items, "tests.environments:Counter", canonical=False)
+    assert [item.messages for item in found] == [
+        (Message("system", "Count."), Message("user", item.prompt)) for item in items
+    ]
+    assert len({item.world.opening for item in found if item.world}) == 300
+
+
+def test_an_environment_that_cannot_begin_is_named_with_its_problem() -> None:
+    item = Item("Go", "", where="games.jsonl: row 1")
+    wrong = (
+        r"rollout\.environment 'tests\.environments:Bad': games\.jsonl: row 1: reset raised ValueError: no such game"
+    )
+    with pytest.raises(ConfigError, match=wrong):
+        asked([item], "tests.environments:Bad", where="reset")
+
+
+def test_a_task_that_its_environment_judges() -> None:
+    from core.load import parse_config
+
+    recipe = parse_config({"task": {"name": "environment", "path": "rows.jsonl"}}, "test")
+    with pytest.raises(ConfigError, match=r"task\.name 'environment' is judged by its environment; give rollout"):
+        rollout_settings(recipe)
+    assert rollout_settings(parse_config({"task": {"name": "calculator"}}, "test")).environment == "calculator"
+    assert not judged_by_model(recipe.task)
+    judge = start_judges(recipe.task)
+    assert isinstance(judge, EpisodeJudge)
+    assert check_judges(recipe.task, []) == "judge: the environment"
+
+
+def trajectory(episode: Episode) -> Trajectory:
+    """Four tokens of the policy, an answer of one after the second."""
+    start = Start("s", "p", np.zeros(1, np.int32), np.zeros(0, np.int32), 1, 0)
+    mask = np.array([1, 1, 0, 1, 1], np.bool_)
+    zeros = np.zeros(5, np.int32)
+    return Trajectory(start, 0, zeros, zeros.astype(np.float32), zeros, Finish.STOP, mask, episode)
+
+
+def test_the_rewards_of_turns() -> None:
+    """0.25 after the second token, 1 at the end: the verdict has the last one, or a judge of the text has both added."""
+    judge = EpisodeJudge()
+    for correct, succeeded in ((None, True), (False, False)):
+        verdict = judge.verdict(trajectory(Episode(((1, 0.25), (4, 1.0)), 1.25, 2, correct, "why")))
+        assert verdict == Verdict(1.0, succeeded, "why")
+    cut = trajectory(Episode(((1, 0.0),), 0.0, 1))
+    assert judge.verdict(cut) == Verdict(0.0, False)
+
+    one, none = trajectory(Episode(((1, 0.25), (4, 1.0)), 1.25, 2)), Verdict(1.0, True)
+    alone, added = (step_rewards(one, none, str, by_world) for by_world in (True, False))
+    assert alone is not None
+    assert added is not None
+    assert (alone.tolist(), added.tolist()) == ([0, 0.25, 0, 0, 0], [0, 0.25, 0, 0, 1])
+    assert step_rewards(cut, none, str) is None
+
+
+def test_a_task_with_an_environment_judges_text_and_turns() -> None:
+    config = TaskConfig(
+        name="calculator", problems=2, eval_problems=1, min_operations=1, max_operations=1, judge_workers=0
+    )
+    settings = RolloutConfig(environment="calculator")
+    task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
+    (start,) = fresh_starts(task.train[:1], 1, 0, 1)
+    solution = task.train[0].solution_ids
+    assert solution is not None
+    size = solution.size
+    zeros = np.zeros(size, np.float32)
+    episode = Episode(((5, 0.5), (size - 1, 0.0)), 0.5, 2)
+    one = Trajectory(start, 0, solution, zeros, zeros.astype(np.int32), Finish.STOP, None, episode)
+    (judged,) = task.judge([one])
+    assert judged.verdict.correct
+    assert judged.step_rewards is not None
+    assert judged.step_rewards.sum() == 0.5
+    task.close()
