@@ -101,7 +101,7 @@ class BranchAttention:
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Scaled dot-product attention [R, heads, L, D]; a `mask` of None is a causal one. In bfloat16 by matrix products:
-    torch's kernel takes 3 times as long for rows of 180 tokens, and as long for 2048. The backward pass computes the
+    torch's kernel takes 2 to 3 times as long for rows of 180 tokens, and as long for 2048. The backward pass computes the
     scores again, so that layers do not keep them."""
     if query.dtype is not torch.bfloat16:
         gqa = key.shape[1] != query.shape[1]
