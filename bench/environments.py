@@ -2,8 +2,8 @@
 
 One engine in this process generates EPISODES episodes at once. A turn ends with each token whose number is divisible by
 32, so it has 32 tokens in the mean; an environment answers with 8 tokens after 0, 50 or 500 ms. The figure is the
-policy's tokens per second, and its share of the same work with answers that come at once. Repeats alternate over the
-settings; figures are medians.
+policy's tokens per second, as a share of the same work with answers that come at once. Each run is compared with such a
+run right before it, since other load slows both alike; figures are medians.
 
 `as they come`: asynchronous mode. `in order`: synchronous mode, in which an answer is used `rollout.environment_lag`
 steps after its turn, so that a run repeats bit for bit: its tokens are the same after any delay, which is checked.
@@ -134,17 +134,18 @@ def measure(model: str, dtype: str, vocabulary: int, lags: Sequence[int], repeat
     settings += [Setting(DELAYS[1], lag) for lag in lags[1:]]
     generate(engine, vocabulary, first)  # warms the engine up
     expected: dict[int, list[list[int]]] = {}
-    speeds: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    for repeat in range(repeats):
-        for setting in settings if repeat % 2 == 0 else settings[::-1]:
+    bases: list[float] = []
+    shares: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    for _ in range(repeats):
+        for setting in settings[1:]:
+            bases.append(generate(engine, vocabulary, first)[0])
             speed, tokens = generate(engine, vocabulary, setting)
+            shares[setting].append(speed / bases[-1])
             if setting.lag is not None:
                 assert tokens == expected.setdefault(setting.lag, tokens), "the delay changed the tokens"
-            speeds[setting].append(speed)
-    base = median(speeds[first])
-    checks = [check(f"{first.name}: tokens", base, "tokens/s")]
+    checks = [check(f"{first.name}: tokens", median(bases), "tokens/s")]
     for setting in settings[1:]:
-        share = median(speeds[setting]) / base
+        share = median(shares[setting])
         wanted = setting.milliseconds == DELAYS[1] and setting.lag in (None, lags[0])
         checks.append(check(setting.name, share, "share", ">=" if wanted else None, GOAL if wanted else 0.0))
     return checks

@@ -72,7 +72,7 @@ class Task:
         self.weights = {label: source.weight for label, source in sources.items() if label and source.weight}
         self._sources, self._rows = sources, rows
         self.evaluated = (*self.evaluation, *split.sets)  # with the evaluation sets
-        self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluated}
+        self._evaluated = {self._asked(problem): problem.id for problem in self.evaluated}
         self._problems = {problem.id: problem for problem in (*self.train, *self.evaluated)}
 
     def prefix_is_wrong(self, problem_id: str, response: IntArray, *, exact: bool = False) -> bool | None:
@@ -97,14 +97,17 @@ class Task:
 
         All training and replay begins with a start, so this keeps evaluation problems out of both.
         """
-        prompts = {start.problem_id: start.prompt_ids for start in starts}
-        for problem_id, prompt in prompts.items():
-            evaluated = self._evaluated.get(prompt_digest(self.decode(prompt)))
+        for problem_id, start in {start.problem_id: start for start in starts}.items():
+            evaluated = self._evaluated.get(self._asked(start))
             if evaluated is not None:
                 raise DataError(
                     f"training start of problem {problem_id}: it has the prompt of evaluation problem {evaluated}; "
                     "remove it from task.path or task.eval_path"
                 )
+
+    def _asked(self, what: Problem | Start) -> str:
+        """Digest of a prompt; of a world's problem, because two worlds may begin with the same words."""
+        return prompt_digest(self.decode(what.prompt_ids) if what.world is None else what.world.prompt)
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
         """Judge the whole response (prefix and continuation) of every trajectory. The order stays the same."""

@@ -73,7 +73,7 @@ class Bad:
     def reset(self, problem: World) -> Messages:
         if self.where == "reset":
             raise ValueError("no such game")
-        return [{"role": "user", "content": str(random.random())}] if self.where == "random" else []
+        return [{"role": "user", "content": "12*7"}] if self.where == "rules" else []
 
     def step(self, action: str) -> Any:
         self.steps += 1
@@ -91,7 +91,7 @@ class Bad:
                 input()
             case "leak":
                 KEPT.append(b"x" * (300 << 20))
-                time.sleep(1)
+                time.sleep(1000)
             case "die":
                 os._exit(3)
             case "random":

@@ -8,7 +8,7 @@ import pytest
 
 from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
-from core.errors import ConfigError
+from core.errors import ConfigError, DataError
 from core.records import Episode, Finish, Start, Trajectory, Verdict
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
@@ -124,4 +124,18 @@ def test_a_task_with_an_environment_judges_text_and_turns() -> None:
     assert judged.verdict.correct
     assert judged.step_rewards is not None
     assert judged.step_rewards.sum() == 0.5
+    task.close()
+
+
+def test_worlds_that_begin_with_the_same_words_are_other_problems() -> None:
+    """Training and evaluation are kept apart by what environments are reset with."""
+    config = TaskConfig(
+        name="calculator", problems=4, eval_problems=2, min_operations=1, max_operations=1, judge_workers=0
+    )
+    settings = RolloutConfig(environment="tests.environments:Bad", environment_options={"where": "rules"})
+    task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
+    assert len({problem.prompt_ids.tobytes() for problem in (*task.train, *task.evaluation)}) == 1
+    task.check_starts(fresh_starts(task.train, 1, 0, 1))
+    with pytest.raises(DataError, match="it has the prompt of evaluation problem"):
+        task.check_starts(fresh_starts(task.evaluation, 1, 0, 1))
     task.close()
