@@ -16,7 +16,7 @@ from tasks.kinds import find_kind
 from tasks.problems import Items, LeftOut, prompt_form
 from tasks.worlds import with_worlds
 
-pytest.importorskip("textarena", reason="textarena is not installed (pip install textarena)")
+pytest.importorskip("textarena", reason="textarena is not installed (pip install --no-deps -r requirements/games.txt)")
 TEXT = "1 to 20, game 7"
 
 
