@@ -22,7 +22,7 @@ from core.seeds import derive, generator
 from replay.success import Feature, fit, sigmoid
 from trainer.build import iteration_settings
 from trainer.records import Components
-from trainer.starts import fresh_starts, replayed_starts, value_queries
+from trainer.starts import decided_share, fresh_starts, replayed_starts, value_queries
 
 DEPTHS = (0.2, 0.4, 0.6, 0.8)
 SAMPLES = 16  # from each root
@@ -85,6 +85,7 @@ class Chosen:
 
     problem_id: str
     failures: list[list[ReplayedState]]  # [FAILURES][depth]
+    left: Reals  # [FAILURES, depth] share of their decisions that is still to come
     success: list[ReplayedState] | None  # [depth] of an own success
     canonical: list[ReplayedState] | None
 
@@ -115,18 +116,22 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
     for at in rng.permutation(len(roots)).tolist():
         group = [roots[at][i] for i in rng.permutation(len(roots[at])).tolist()]
         name, cut = group[0].trajectory.start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
+        left: list[Reals] = []  # of the failures
         for item in group:
             one, kind = item.trajectory, Provenance(int(item.verdict.correct))
             states = states_of(name, one.response_ids, parts.boundaries, kind)
             if one.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
+                if not item.verdict.correct:
+                    left.append(1.0 - decided_share(one)[[state.prefix_ids.size for state in states]])
         solved, solution = any(item.verdict.correct for item in group), parts.by_id[name].solution_ids
         usable = len(cut[False]) >= FAILURES and (not solved or cut[True])
         if usable and len(found[solved]) < count // 2:
             given = None
             if solution is not None:
                 given = states_of(name, solution, parts.boundaries, Provenance.CANONICAL)
-            found[solved].append(Chosen(name, cut[False][:FAILURES], cut[True][0] if solved else None, given))
+            success = cut[True][0] if solved else None
+            found[solved].append(Chosen(name, cut[False][:FAILURES], np.stack(left[:FAILURES]), success, given))
     return [*found[True], *found[False]]
 
 
@@ -167,7 +172,7 @@ def measure(parts: Components, config: Config, directory: RunDirectory, scale: f
             "truncated": float(np.mean([item.trajectory.finish.truncated for group in roots for item in group])),
         },
         "chosen": rows,
-        "precision": precision(wins, values),
+        "precision": precision(wins, values, np.stack([one.left.ravel() for one in chosen])),
         "critic": critic,
         "stages": assay.costs,
     }
@@ -200,9 +205,9 @@ def critic_values(
     return values, {"auc": found, "trajectories": LEARNT * len(roots)}
 
 
-def precision(wins: Reals, values: Sequence[float] | None) -> dict[str, list[float]]:
+def precision(wins: Reals, values: Sequence[float] | None, left: Reals) -> dict[str, list[float]]:
     """By selector, for each chosen problem, the success of the state that it picks. `wins` [problem, failure, depth,
-    try]; `values`: the critic's, of all these states in order."""
+    try]; `values`: the critic's, of all these states in order; `left` [problem, state]: share of decisions to come."""
     problems, tries = len(wins), wins.reshape(len(wins), -1, wins.shape[-1])
     half = tries.shape[-1] // 2
     first, second = tries[..., :half].sum(axis=-1), tries[..., half:].mean(axis=-1)
@@ -210,7 +215,6 @@ def precision(wins: Reals, values: Sequence[float] | None) -> dict[str, list[flo
     found = {"random": tries.mean(axis=(1, 2)), "half of the tries": second[each, first.argmax(axis=1)]}
     if values is not None:
         value = np.array(values).reshape(problems, -1)
-        left = np.tile(1.0 - np.array(DEPTHS), (problems, wins.shape[1]))
         chance = model_chances(left, value, tries)
         for name, score in (("critic", value), ("success model", chance)):
             found[name] = tries.mean(axis=-1)[each, score.argmax(axis=1)]
@@ -219,7 +223,7 @@ def precision(wins: Reals, values: Sequence[float] | None) -> dict[str, list[flo
 
 def model_chances(left: Reals, value: Reals, tries: Reals) -> Reals:
     """[problem, state] the chance of success by the product's success model, fitted to the other half of the problems.
-    `left` [problem, state]: share still to come; `value`: the critic's; `tries` [problem, state, try]."""
+    `left` [problem, state]: share of decisions still to come; `value`: the critic's; `tries` [problem, state, try]."""
     scaled = (value - value.mean()) / (value.std() or 1.0)
     mean = np.broadcast_to(scaled.mean(axis=1, keepdims=True), scaled.shape)
     columns = {

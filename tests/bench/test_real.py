@@ -166,11 +166,12 @@ def test_selectors_pick_one_state_of_each_problem() -> None:
     wins[1, 3, 0, 2:] = 1  # one of the second does in half of its tries, which are those that do not choose
     values = np.zeros((2, 16))
     values[0, 6], values[1, 12] = 1.0, 1.0  # the critic knows both
-    found = assay.precision(wins, values.ravel().tolist())
+    left = np.tile(1.0 - np.array(assay.DEPTHS), (2, 4))
+    found = assay.precision(wins, values.ravel().tolist(), left)
     assert found["random"] == [1 / 16, 1 / 32]
     assert found["half of the tries"] == [1.0, 0.0]
     assert found["critic"] == [1.0, 0.5]
-    assert set(assay.precision(wins, None)) == {"random", "half of the tries"}
+    assert set(assay.precision(wins, None, left)) == {"random", "half of the tries"}
 
 
 def test_the_success_model_learns_from_the_other_problems() -> None:
