@@ -123,7 +123,8 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
             if one.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
                 if not item.verdict.correct:
-                    left.append(1.0 - decided_share(one)[[state.prefix_ids.size for state in states]])
+                    lengths = [state.prefix_ids.size for state in states]
+                    left.append(1.0 - decided_share(one)[lengths].astype(np.float64))
         solved, solution = any(item.verdict.correct for item in group), parts.by_id[name].solution_ids
         usable = len(cut[False]) >= FAILURES and (not solved or cut[True])
         if usable and len(found[solved]) < count // 2:
