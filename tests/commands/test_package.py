@@ -83,7 +83,7 @@ def test_other_programs_do_not_see_the_folders(installed: Path, tmp_path: Path) 
     assert found.stdout == "True\n"
     alone = run(installed, installed, sys.executable, "-c", "import core")
     assert "No module named 'core'" in alone.stderr
-    code = "import retrospect, tasks.judging; print(tasks.judging.ROOT, retrospect.train.__module__)"
+    code = "import retrospect, core.child; print(core.child.ROOT, retrospect.train.__module__)"
     ours = run(installed, tmp_path, sys.executable, "-c", code)
     assert ours.stdout == f"{installed / 'retrospect'} retrospect\n", ours.stderr
 
@@ -125,6 +125,6 @@ def test_the_locks_hold_what_the_metadata_names(installed: Path, extra: str, loc
     assert [
         str(one) for one in wanted if not one.specifier.contains(locked.get(canonicalize_name(one.name), "0"))
     ] == []
-    assert {"cpu", "gpu", "dev", "reasoning", "sinks"} == set(
+    assert {"cpu", "gpu", "dev", "docs", "games", "reasoning", "sinks"} == set(
         metadata(installed).metadata.get_all("Provides-Extra") or ()
     )
