@@ -138,9 +138,8 @@ def test_an_engine_that_comes_back_with_other_weights_gets_no_work_and_is_replac
     weights = models.weights(models.load(tiny_model(True)), 7)
     pool.load_weights(ray.put(weights))
     (engine,), restarts = pool._actors, pool.restarts
+    os.kill(pool.pids()[0], signal.SIGKILL)  # before it has work, which it might finish first
     pool.submit(many(8), SAMPLING)
-    pool.pump()
-    os.kill(pool.pids()[0], signal.SIGKILL)
     pump_until(pool, lambda: pool.restarts > restarts and engine.process is not None)
     wrong = engine.process
     ray.get(engine._actor.__ray_call__.remote(receive_badly))  # before it is sent the weights
