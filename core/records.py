@@ -278,8 +278,14 @@ class Outcome:
 
     state_key: StateKey
     problem_id: str
-    success: float  # `Verdict.success`
+    correct: bool
     version: int  # weight version that generated the continuation
+    share: float | None = None  # `Verdict.share`
+
+    @property
+    def success(self) -> float:
+        """`Verdict.success`."""
+        return float(self.correct) if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)

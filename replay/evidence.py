@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.records import CutTrajectory, Outcome
+from core.records import CutTrajectory, Outcome, Provenance
 from replay.keys import Reals
 from replay.rankings.base import SuccessModel
 from replay.records import Drawn
@@ -66,7 +66,8 @@ class Evidence:
         self.root_tried += len(roots)
         self.root_success += sum(t.success for t in roots)
         self.root_squares += sum(t.success**2 for t in roots)
-        problems, won = {t.problem_id for t in roots}, {t.problem_id for t in roots if t.success == 1.0}
+        problems = {t.problem_id for t in roots}
+        won = {t.problem_id for t in roots if t.provenance == Provenance.OWN_SUCCESSFUL}
         self.fresh += len(problems)
         self.unsolved += len(problems - won)
         values = np.concatenate([np.zeros(0), *(t.values for t in trajectories)])

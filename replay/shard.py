@@ -89,7 +89,7 @@ class Shard:
     def _record(self, write: pa.RecordBatch) -> None:
         """Count outcomes of replayed states. Outcomes of states that have been evicted since count as lost."""
         problems, success = self.number(write.column("problem").to_pylist()), writes.column(write, "success")
-        correct = success == 1.0
+        correct = writes.column(write, "correct")
         self._age(problems, writes.column(write, "version"))
         rows = self._find(problems, writes.column(write, "key"))
         known = rows >= 0

@@ -19,7 +19,13 @@ KIND = b"kind"
 ADD, RECORD, REVALUE, EVICT = "add", "record", "revalue", "evict"
 
 _OUTCOMES = pa.schema(
-    [("problem", pa.string()), ("key", pa.uint64()), ("success", pa.float32()), ("version", pa.int32())]
+    [
+        ("problem", pa.string()),
+        ("key", pa.uint64()),
+        ("correct", pa.bool_()),
+        ("success", pa.float32()),
+        ("version", pa.int32()),
+    ]
 )
 _VALUES = pa.schema([("problem", pa.string()), ("key", pa.uint64()), ("value", pa.float32()), ("version", pa.int32())])
 _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
@@ -71,7 +77,8 @@ def pack_outcomes(outcomes: Sequence[Outcome], model: SuccessModel) -> bytes:
     columns = {
         "problem": [o.problem_id for o in outcomes],
         "key": [o.state_key for o in outcomes],
-        "success": [float(o.success) for o in outcomes],
+        "correct": [o.correct for o in outcomes],
+        "success": [o.success for o in outcomes],
         "version": [o.version for o in outcomes],
     }
     return _stream(pa.RecordBatch.from_pydict(columns, _OUTCOMES), RECORD, model=to_text(model))

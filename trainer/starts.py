@@ -103,7 +103,13 @@ def unsolved_share(judged: Sequence[Judged]) -> float:
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
     """The successes of the continuations of replayed states."""
     return [
-        Outcome(start.state_key, start.problem_id, item.verdict.success, int(item.trajectory.versions[-1]))
+        Outcome(
+            start.state_key,
+            start.problem_id,
+            item.verdict.correct,
+            int(item.trajectory.versions[-1]),
+            item.verdict.share,
+        )
         for item in judged
         if (start := item.trajectory.start).state_key is not None
     ]

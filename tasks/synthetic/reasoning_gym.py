@@ -88,7 +88,8 @@ def verify_reasoning(reference: str, response: str) -> Verdict:
     except Exception as error:  # some data sets raise for an answer that they cannot read
         return Verdict(0.0, False, f"score 0: {answer[:40]!r} ({type(error).__name__}: {first_line(error)})")
     right = score >= 1.0
-    return Verdict(score, right, "" if right else f"score {score:g}: {answer[:40]!r}")
+    told = "" if right else f"score {score:g}: {answer[:40]!r}"
+    return Verdict(score, right, told, share=min(max(score, 0.0), 1.0))
 
 
 def prepare_judge() -> None:

@@ -99,6 +99,15 @@ def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
     assert shard.counters.lost_outcomes == 1
 
 
+def test_graded_outcomes_add_up_and_are_solved_if_they_are_correct() -> None:
+    shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
+    key = int(shard.states["key"][1])
+    shard.apply(pack_outcomes([Outcome(key, "p", True, 3, 0.75), Outcome(key, "p", False, 3, 0.5)], SuccessModel()))
+    # 0.75 + 0.5; 0.25 + 0.5; 0.5625 + 0.25
+    found = {name: float(shard.states[name][1]) for name in ("tried", "solved", "wins", "losses", "squares")}
+    assert found == {"tried": 2.0, "solved": 1.0, "wins": 1.25, "losses": 0.75, "squares": 0.8125}
+
+
 def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
     """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
     shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)

@@ -82,7 +82,8 @@ def test_only_replayed_starts_have_outcomes() -> None:
     root = fresh_starts([PROBLEM], 1, 0, 1)[0]
     state = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0]
     found = outcomes([judged(root, ids(8), True), judged(state, ids(8), True), judged(state, ids(9), False, 1)])
-    assert [(item.state_key, item.success, item.version) for item in found] == [(77, 1.0, 4), (77, 0.0, 4)]
+    assert [(item.state_key, item.correct, item.success) for item in found] == [(77, True, 1.0), (77, False, 0.0)]
+    assert [item.version for item in found] == [4, 4]
 
 
 def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_token() -> None:

@@ -82,6 +82,7 @@ def test_twenty_data_sets_are_judged_with_their_own_scores() -> None:
             verdicts = judges.judge(cases)
             assert [verdict.detail for verdict in verdicts if verdict.judge_failed] == []
             assert [verdict.reward for verdict in verdicts] == pytest.approx(expected), name
+            assert [verdict.share for verdict in verdicts] == pytest.approx(expected), name  # for the replay store
             assert [verdict.correct for verdict in verdicts] == [score >= 1.0 for score in expected]
             graded |= {score for score in expected if 0 < score < 1}
     assert graded  # some wrong answers are worth something
