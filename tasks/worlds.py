@@ -28,7 +28,8 @@ def with_worlds(items: Items, title: str, rollout: RolloutConfig, tokenizer: Tok
     with closing(Workers(rollout)) as workers:
         turns = TurnTokens(tokenizer, workers.ends, [tokenizer.eos_token_id])
         asked = _Asked(workers, turns, tokenizer, rollout.environment, title, canonical)
-        return items._replace(train=asked.about(items.train), evaluation=asked.about(items.evaluation))
+        train, evaluation, sets = (asked.about(part) for part in (items.train, items.evaluation, items.sets))
+        return items._replace(train=train, evaluation=evaluation, sets=sets)
 
 
 class _Asked:

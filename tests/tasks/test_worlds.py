@@ -26,9 +26,9 @@ TOKENIZER = character_tokenizer(CALCULATOR.alphabet)
 
 def asked(items: list[Item], environment: str = "calculator", canonical: bool = True, **options: Any) -> list[Item]:
     settings = RolloutConfig(environment=environment, environment_options=options)
-    given = Items(items, items[:1], LeftOut())
+    given = Items(items, items[:1], LeftOut(), sets=items[:1])
     found = with_worlds(given, "calculator", settings, TOKENIZER, canonical)
-    assert found.evaluation == found.train[:1]
+    assert found.evaluation == found.sets == found.train[:1]
     return found.train
 
 
