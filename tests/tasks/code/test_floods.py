@@ -15,8 +15,9 @@ from tests.processes import LONG
 from tests.tasks.code.floods import ASSERTS, CALLS, CHECKS, SCRIPTS
 
 SHORT = Limits(seconds=0.2, memory_mib=256)
-SECONDS = 2.0
-"""Most processor time of the judge for one verdict; the slowest takes a third of it."""
+SECONDS = 5.0
+"""Most processor time of the judge for one verdict, as a program of MBPP may use itself. The slowest takes 0.5 s alone.
+In a process with millions of other objects it takes several times as long, because the collector looks at those, too."""
 MEBIBYTES = 150
 """Most memory of the judge for one verdict: a program may write 16 MiB, in answers of 4 MiB."""
 REFERENCES = {
@@ -60,9 +61,9 @@ def test_there_are_enough_attacks() -> None:
 @pytest.mark.parametrize(("kind", "name", "program"), ATTACKS, ids=[name for _, name, _ in ATTACKS])
 def test_a_flood_costs_the_judge_little(kind: str, name: str, program: str, short: Sandbox) -> None:
     forget_peak()
-    before, begun, used = peak(), time.monotonic(), time.process_time()
+    before, begun, used = peak(), time.monotonic(), time.thread_time()
     verdict = judge_program(Boxes(short, short), json.dumps(REFERENCES[kind]), program)
-    spent, lasted, memory = time.process_time() - used, time.monotonic() - begun, peak() - before
+    spent, lasted, memory = time.thread_time() - used, time.monotonic() - begun, peak() - before
     print(f"{name}: {spent:.2f} s of the judge, {lasted:.2f} s, {memory:.0f} MiB: {verdict}")
     assert not verdict.judge_failed
     assert not verdict.correct
