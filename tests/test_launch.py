@@ -128,6 +128,11 @@ def test_what_is_no_option() -> None:
     assert "not allowed with argument" in error_here("evaluate", "a", "--checkpoint", "b")
 
 
+def test_evaluate_leaves_no_folder_behind_for_a_mistyped_target(tmp_path: Path) -> None:
+    assert "runs/nope" in error_line("evaluate", "runs/nope", "--run.root", str(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
+
+
 def test_unknown_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("replay:\n  ratoi: 0.5\n")
     assert "'replay.ratio'" in error_here("check", "--config", str(tmp_path / "c.yaml"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,17 +22,20 @@ SUFFIXES = (".jsonl", ".parquet")
 
 
 def check_responses_path(path: Path) -> None:
-    """Make the folder; raises ConfigError if the file cannot be written, or is neither JSONL nor Parquet."""
+    """Raises ConfigError if the file cannot be written, or is neither JSONL nor Parquet. It makes no folder."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--responses {path}: write to a file that ends with {' or '.join(SUFFIXES)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from None
+    path = path.absolute()
+    there = next(one for one in (path, *path.parents) if one.exists())
+    wrong = None
+    if path.is_dir():
+        wrong = errno.EISDIR
+    elif there != path and not there.is_dir():
+        wrong = errno.ENOTDIR
+    elif not os.access(there, os.W_OK):
+        wrong = errno.EACCES
+    if wrong is not None:
+        raise _unwritable(path, OSError(wrong, os.strerror(wrong)))
 
 
 def response_rows(result: Evaluation, task: Task, model: str) -> Iterator[dict[str, object]]:
