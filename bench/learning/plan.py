@@ -150,6 +150,8 @@ canonical solutions are reported apart (`with_solutions`). `learnability_grpo` h
 
 PAST = ("posterior", "uniform_filtered_small", "on_top_no_model")
 """Arms of an earlier version, whose rankings are gone. Their results stay on the page; they cannot be run."""
+PAST_TASKS = ("countdown",)
+"""The same of tasks."""
 
 REPLAYING = tuple(
     arm
@@ -304,6 +306,7 @@ def matrix(tasks: Sequence[str], hardnesses: Sequence[str], arms: Sequence[str],
         Run(task, hardness, arm, seed)
         for seed in seeds
         for task in tasks
+        if task not in PAST_TASKS
         for hardness in hardnesses
         for arm in arms
         if arm not in PAST

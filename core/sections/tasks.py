@@ -26,7 +26,6 @@ SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 TASKS = {
     "arithmetic": "tasks.synthetic.arithmetic:TASK",
     "lock": "tasks.synthetic.lock:TASK",
-    "countdown": "tasks.synthetic.countdown:TASK",
     "rule": "tasks.synthetic.rule:TASK",
     "stories": "tasks.synthetic.stories:TASK",
     "calculator": "tasks.synthetic.calculator:TASK",
@@ -67,7 +66,7 @@ class StarterConfig(Section):
     slip: UnitInterval = 0.0
     """Generated tasks: share of warm-start solutions without their last line; training must correct this habit."""
     guess: UnitInterval = 0.0
-    """Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
+    """Tasks rule, stories, lock: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
     cache: Path = Path(".cache/starters")
     """Where built starters are kept, by hash of these settings."""
 
@@ -169,7 +168,7 @@ class ProblemsConfig(Section):
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, lock, rule, stories, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     parameters: Options = Field({})
@@ -184,7 +183,7 @@ class ProblemsConfig(Section):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
     min_operations: Count = 4
-    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read; calculator: calls; sums: sums and differences)."""
+    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; rule: lines; stories: sentences to read; calculator: calls; sums: sums and differences)."""
     max_operations: Count = 10
     """Generated tasks: most operations of a problem to train on."""
     problems: AutoCount = Field(AUTO)

@@ -21,10 +21,9 @@ from core.sections.tasks import TASKS
 from tasks.games import GUESS
 from tasks.judge_worker import load_verifier
 from tasks.kinds import find_kind
-from tasks.synthetic import countdown, lock, rule, stories
+from tasks.synthetic import lock, rule, stories
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.synthetic.calculator import CALCULATOR
-from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
@@ -44,27 +43,6 @@ def right_locks(text: str) -> Iterator[str]:
             for name, press in lock.BUTTONS.items()
             if press(position) not in lock.read_lock(text).traps
         ]
-
-
-def right_countdowns(text: str) -> Iterator[str]:
-    """All responses that reach the target: every pair, sign and order, without any look ahead."""
-    numbers, _ = countdown.read_countdown(text)
-
-    def write(lines: str, left: list[int]) -> Iterator[str]:
-        if len(left) == 1 and countdown.verify_countdown(text, lines).correct:
-            yield lines
-        for i, j in itertools.permutations(range(len(left)), 2):
-            rest = [n for at, n in enumerate(left) if at not in (i, j)]
-            for sign, value in (
-                ("+", left[i] + left[j]),
-                ("-", left[i] - left[j]),
-                ("*", left[i] * left[j]),
-                ("/", left[i] // left[j]),
-            ):
-                if 0 < value <= countdown.LARGEST and (sign != "/" or left[i] % left[j] == 0):
-                    yield from write(f"{lines}{left[i]}{sign}{left[j]}={value}\n", [*rest, value])
-
-    yield from write("", list(numbers))
 
 
 def right_rules(text: str) -> Iterator[str]:
@@ -87,7 +65,7 @@ def right_stories(text: str) -> Iterator[str]:
             yield found
 
 
-PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES, CALCULATOR, SUMS)
+PUZZLES = (ARITHMETIC, LOCK, RULE, STORIES, CALCULATOR, SUMS)
 Right = Callable[[str], Iterator[str]]
 
 
@@ -95,11 +73,10 @@ Right = Callable[[str], Iterator[str]]
     ("puzzle", "right", "most"),
     [
         (LOCK, right_locks, 5),
-        (COUNTDOWN, right_countdowns, 3),
         (RULE, right_rules, 6),
         (STORIES, right_stories, 5),
     ],
-    ids=["lock", "countdown", "rule", "stories"],
+    ids=["lock", "rule", "stories"],
 )
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
@@ -129,7 +106,7 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
-        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1, "calculator": 1, "sums": 1}[
+        extra = {"arithmetic": 1, "lock": 1, "rule": 0, "stories": 1, "calculator": 1, "sums": 1}[
             puzzle.name
         ]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")
@@ -154,28 +131,6 @@ def test_a_lock_by_hand() -> None:
     assert lock.verify_lock("a>a!bcdefg", "*a\n" * 9 + "open").detail == "9 presses, more than 8"
     assert LOCK.prefix_correct("a>a!bcdefg", "*a\n" * 8)
     assert not LOCK.prefix_correct("a>a!bcdefg", "*a\n" * 8 + "*")
-
-
-def test_a_countdown_by_hand() -> None:
-    text = "2,3,5>16"  # (3 + 5) * 2; no other way: 2*3=6 leaves 5 and 6, which give 11, 1, 30
-    assert countdown.verify_countdown(text, "3+5=8\n8*2=16").correct
-    assert not COUNTDOWN.prefix_correct(text, "2*3=6\n")
-    for response, why in {
-        "3+5=8\n2*9=18": "line 2: 2 and 9 are not among 2, 8",
-        "3+5=9": "line 1: 3+5=9 is not right",
-        "3-5=2": "line 1: 3-5=2 is not right",  # negative
-        "5/2=2": "line 1: 5/2=2 is not right",  # not exact
-        "3+5=8": "2, 8 left, expected 16 alone",
-        "3+5=8\n8*2=16\n": "",
-        "2+3=5\n5*5=25": "25 left, expected 16 alone",
-        "three": "line 1: 'three' is no line such as '2*3=6'",
-        "": "line 1: '' is no line such as '2*3=6'",
-    }.items():
-        assert countdown.verify_countdown(text, response).detail == why
-    assert countdown.verify_countdown("2,2>4", "2+2=4").correct
-    assert not countdown.verify_countdown("2,3>4", "2+2=4").correct  # there is one 2
-    with pytest.raises(DataError, match="too many to search"):
-        COUNTDOWN.draw(np.random.default_rng(0), 6)
 
 
 def test_a_rule_by_hand() -> None:
@@ -206,7 +161,7 @@ def test_a_story_by_hand() -> None:
         assert stories.verify_stories(text, response).detail == why
 
 
-@pytest.mark.parametrize("puzzle", [LOCK, COUNTDOWN, RULE, STORIES], ids=lambda puzzle: puzzle.name)
+@pytest.mark.parametrize("puzzle", [LOCK, RULE, STORIES], ids=lambda puzzle: puzzle.name)
 def test_guesses_have_the_right_form_and_are_seldom_right(puzzle: Puzzle) -> None:
     rng = np.random.default_rng(0)
     assert puzzle.guess is not None
@@ -219,7 +174,7 @@ def test_guesses_have_the_right_form_and_are_seldom_right(puzzle: Puzzle) -> Non
         right += verdict.correct
         assert verdict.correct == puzzle.prefix_correct(text, guess + "\n")
         assert not re.search(r"is no |is not right|leads to|not among", verdict.detail)
-    assert 0 < right < 40  # of 200: about 3 with the lock, 6 with Countdown, 7 with the others (200 / 27)
+    assert 0 < right < 40  # of 200: about 3 with the lock, 7 with the others (200 / 27)
 
 
 def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
