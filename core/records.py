@@ -186,21 +186,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
-    """The steps of a trajectory, and what continuations of the states between them were worth."""
-
-    step: IntArray  # [C] number of each token's step, from 0
-    values: FloatArray  # [C] mean shaped reward of continuations of the state in which the token's step begins
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """A trajectory and its verdict."""
 
     trajectory: Trajectory
     verdict: Verdict
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
-    continued: Continued | None = None  # from continuations of the trajectory's own states, if the estimator needs them
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ class Episodes:
     mask: Tensor  # [B, T] bool: generated tokens that take part in the loss
     groups: Tensor  # [B] int64: continuations of the same start share a number
     replayed: Tensor  # [B] bool: the start is a replayed state
-    steps: Tensor  # [B, T] int64: number of the token's step; 0 unless `needs_continuations`
-    step_values: Tensor  # [B, T] float64: mean reward of continuations from where that step begins; NaN likewise
     gamma: float  # discount
     lam: Tensor  # [B] float64: GAE's lambda of each sequence
 
@@ -48,8 +46,6 @@ class Estimator:
     needs_values: bool = False  # whether it reads `Episodes.values`: then there must be a critic
     needs_groups: bool = False
     """Compares a start's two or more continuations. Of equal rewards: no advantage, no tokens in the loss's mean."""
-    needs_continuations: bool = False
-    """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
     whitened: bool = False  # whether `algorithm.normalise` applies to its result
 
 
@@ -61,23 +57,6 @@ def advantages_by_critic(episodes: Episodes) -> Tensor:
 def returns(episodes: Episodes) -> Tensor:
     """REINFORCE++ [B, T]: the discounted return of every token (2501.03262), without a critic."""
     return gae(episodes.rewards, torch.zeros_like(episodes.rewards), episodes.mask, episodes.gamma, 1.0)
-
-
-def vineppo(episodes: Episodes) -> Tensor:
-    """VinePPO [B, T]: what a step changes in the chance of success, for all its tokens (2410.01679, section 4). A =
-    (rewards received in the step) + gamma V(next step) - V(step), V = mean reward of continuations; 0 after the end."""
-    out = torch.zeros_like(episodes.rewards)
-    step = torch.full_like(episodes.groups, -1)  # of the next token
-    following = torch.zeros_like(out[:, 0])  # V where that step begins
-    after = torch.zeros_like(following)  # gamma V behind the present step, and its rewards
-    for t in range(out.shape[1] - 1, -1, -1):
-        here, value = episodes.mask[:, t], episodes.step_values[:, t]
-        after = torch.where(here & (episodes.steps[:, t] != step), episodes.gamma * following, after)
-        after = torch.where(here, after + episodes.rewards[:, t], after)
-        following = torch.where(here, value, following)
-        step = torch.where(here, episodes.steps[:, t], step)
-        out[:, t] = after - value
-    return torch.where(episodes.mask, out, 0.0)
 
 
 def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -121,5 +100,4 @@ ESTIMATORS = {
     "opo": Estimator(opo, needs_groups=True),
     "reinforce++": Estimator(returns, whitened=True),
     "reinforce++_baseline": Estimator(dr_grpo, needs_groups=True, whitened=True),  # 2501.03262
-    "vineppo": Estimator(vineppo, needs_continuations=True),
 }

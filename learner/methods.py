@@ -46,8 +46,6 @@ def example_episodes() -> Episodes:
         mask=mask,
         groups=torch.tensor([0, 0, 1, 1]),
         replayed=torch.tensor([False, False, True, True]),
-        steps=torch.tensor([[0, 0, 1], [0, 0, 0], [0, 1, 1], [0, 1, 2]]),
-        step_values=torch.where(mask, 0.25, 0.0).double(),
         gamma=1.0,
         lam=torch.full((4,), 0.95).double(),
     )

@@ -186,13 +186,7 @@ def _episodes(
     if config.adaptive_lambda is not None:
         lam = adaptive_lambda(torch.tensor([s.trajectory.generated.sum() for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
-    steps, step_values = torch.zeros(mask.shape, dtype=torch.int64), torch.full(mask.shape, torch.nan).double()
-    for row, item in enumerate(scored):
-        if (continued := item.judged.continued) is not None:
-            own = item.trajectory.generated
-            steps[row, : own.sum()] = torch.from_numpy(continued.step[own]).long()
-            step_values[row, : own.sum()] = torch.from_numpy(continued.values[own]).double()
-    return Episodes(rewards, values, mask, groups, replayed, steps, step_values, config.gamma, lam)
+    return Episodes(rewards, values, mask, groups, replayed, config.gamma, lam)
 
 
 def _advantages(

@@ -5,14 +5,12 @@ Invariant: results depend only on the arguments and the state of the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from core.errors import ActorError
-from core.records import Continued, Judged, Start, Trajectory
+from core.records import Judged, Start, Trajectory
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Batch, Components, IterationSettings
@@ -61,20 +59,17 @@ class Batches:
         return found
 
     def judge(self, rollouts: Sequence[Trajectory], number: int) -> Batch:
-        """The judged batch, after resampling and with what the estimator needs. Raises ActorError without a verdict."""
+        """The judged batch, after resampling. Raises ActorError without a verdict."""
         parts, settings = self.parts, self.settings
         with self.clock.phase("reward"):
             judged = parts.task.judge(rollouts)
             check_verdicts(judged, number)
         dropped: list[Judged] = []
-        extra: list[Judged] = []
         if settings.resample:
             judged, dropped = resampled(
                 parts, settings, judged, lambda fewer, again: choose_starts(parts, fewer, number, again), self.clock
             )
-        if settings.continuations:
-            judged, extra = with_continuations(parts, settings, judged, self.clock)
-        return Batch(judged, dropped, extra)
+        return Batch(judged, dropped)
 
 
 def check_verdicts(judged: Sequence[Judged], number: int) -> None:
@@ -155,67 +150,3 @@ def resampled(
 
 def _replayed(judged: Sequence[Judged]) -> set[str]:
     return {item.trajectory.start.id for item in judged if item.trajectory.start.replayed}
-
-
-def with_continuations(
-    parts: Components, settings: IterationSettings, judged: Sequence[Judged], clock: PhaseClock
-) -> tuple[list[Judged], list[Judged]]:
-    """Every rollout with the worth of its own states, and the continuations that measured it (VinePPO, 2410.01679).
-
-    The states are the boundaries inside the continuation; each is continued `settings.continuations` times. The worth
-    of the start itself is the mean reward of its own rollouts. A state that no engine could continue is no boundary.
-    """
-    # of each rollout: the lengths of its continuation at which a step ends
-    ends = [item.trajectory.states(parts.boundaries) - item.trajectory.start.prefix_ids.size for item in judged]
-    states = [
-        (number, int(end), state_start(item.trajectory, number, int(end), settings.continuations))
-        for number, (item, lengths) in enumerate(zip(judged, ends, strict=True))
-        for end in lengths
-    ]
-    with clock.phase("generate"):
-        found = parts.actors.generate([start for *_, start in states], settings.sampling)
-    with clock.phase("reward"):
-        continuations = parts.task.judge(found)
-    worth = mean_rewards(continuations, settings.reward)
-    known: list[dict[int, float]] = [{} for _ in judged]
-    for number, end, start in states:
-        if start.id in worth:
-            known[number][end] = worth[start.id]
-    of_start = mean_rewards(judged, settings.reward)
-    out = [
-        replace(item, continued=continued(item.trajectory.tokens.size, of_start[item.trajectory.start.id], own))
-        for item, own in zip(judged, known, strict=True)
-    ]
-    return out, continuations
-
-
-def state_start(trajectory: Trajectory, number: int, length: int, samples: int) -> Start:
-    """The state after `length` tokens of a trajectory's continuation, as a start."""
-    start = trajectory.start
-    return replace(
-        start,
-        id=f"{start.id}.{number}.{length}",
-        prefix_ids=trajectory.response_ids[: start.prefix_ids.size + length],
-        samples=samples,
-        seed=derive(start.seed, "continued", trajectory.sample, length),
-    )
-
-
-def mean_rewards(judged: Sequence[Judged], reward: Callable[[Judged], float]) -> dict[str, float]:
-    """Mean `reward` of the rollouts of each start, by its id."""
-    rewards: dict[str, list[float]] = {}
-    for item in judged:
-        rewards.setdefault(item.trajectory.start.id, []).append(reward(item))
-    return {name: sum(found) / len(found) for name, found in rewards.items()}
-
-
-def continued(size: int, of_start: float, worth: Mapping[int, float]) -> Continued:
-    """Steps and values of a continuation of `size` tokens; `worth`: of the states after so many tokens.
-
-    >>> continued(4, 0.5, {1: 0.75, 3: 0.25}).values.tolist()
-    [0.5, 0.75, 0.75, 0.25]
-    """
-    step, values = np.zeros(size, np.int32), np.full(size, of_start, np.float32)
-    for number, end in enumerate(sorted(worth), 1):
-        step[end:], values[end:] = number, worth[end]
-    return Continued(step, values)

@@ -56,7 +56,7 @@ def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
     from learner.shaping import whole_reward
 
-    plan, (estimator, ranking) = batch_plan(config), _methods(config)
+    plan, (_, ranking) = batch_plan(config), _methods(config)
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -68,7 +68,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         resample=config.rollout.resample,
-        continuations=config.algorithm.continuations if estimator.needs_continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
         exclude_wrong=config.replay.exclude_wrong,
@@ -126,7 +125,7 @@ def check_needs(config: Config) -> None:
     algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
     by_estimator = f"algorithm.estimator '{algorithm.estimator}'"
     by_ranking = f"replay.ranking '{config.replay.ranking}'"
-    if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
+    if estimator.needs_groups and config.rollout.samples < 2:
         raise ConfigError(
             f"{by_estimator} compares the continuations of a start, but rollout.samples is 1; raise rollout.samples to "
             "at least 2"
@@ -138,11 +137,6 @@ def check_needs(config: Config) -> None:
     if algorithm.overlong == "bootstrap" and critic(config) == "none":
         raise ConfigError(
             "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
-        )
-    if estimator.needs_continuations and config.rollout.max_staleness:
-        raise ConfigError(
-            f"{by_estimator} needs more rollouts of every start, but rollout.max_staleness is "
-            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config) != "none":
         return

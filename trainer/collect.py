@@ -47,7 +47,7 @@ def collect_metrics(
     """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it."""
     batch, gap = result.batch, result.broadcast.gap
     judged = batch.all_judged
-    tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *batch.extra])
+    tokens = sum(int(item.trajectory.generated.sum()) for item in judged)
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,

@@ -52,7 +52,6 @@ class IterationSettings:
     samples: int  # continuations per start
     sampling: Sampling
     resample: int  # most rounds in which starts of equal rewards are replaced
-    continuations: int  # of every state of a trajectory, for the estimator's values
     reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
     mask_truncated: bool  # the learner leaves truncated continuations out
     exclude_wrong: bool  # what is wrong by its text is neither a state nor imitated
@@ -77,7 +76,6 @@ class Batch:
 
     judged: list[Judged]  # what is trained on
     dropped: list[Judged]  # rollouts of starts that were replaced
-    extra: list[Judged]  # continuations of states, made for the estimator
 
     @property
     def starts(self) -> list[Start]:

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from core.sections.base import Count, NonNegative, Positive, Section, UnitInterval, one_of
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "vineppo")
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 
@@ -18,8 +18,6 @@ class AlgorithmConfig(Section):
         description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function "
         "(docs/learner.md says when to use which).",
     )
-    continuations: Count = 4
-    """Continuations of every boundary of every response when estimator is 'vineppo'."""
     policy_loss: Annotated[str, AfterValidator(one_of(POLICY_LOSSES))] = Field(
         "ppo",
         description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function "

@@ -21,8 +21,7 @@ def episodes(totals: list[float], groups: list[int], lengths: list[int] | None =
     none = torch.full_like(rewards, float("nan"))
     fresh = torch.zeros(len(totals), dtype=torch.bool)
     lam = torch.full((len(totals),), 0.95).double()
-    steps = torch.zeros(mask.shape, dtype=torch.int64)
-    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, steps, none, 1.0, lam)
+    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, 1.0, lam)
 
 
 def estimate(name: str, batch: Episodes) -> Tensor:
@@ -106,22 +105,4 @@ def test_adaptive_lambda_by_hand() -> None:
 @pytest.mark.parametrize("name", [name for name, entry in ESTIMATORS.items() if not entry.needs_values])
 def test_an_estimator_that_needs_no_values_reads_none(name: str) -> None:
     batch = episodes([1.0, 0.0, 2.0], [0, 0, 0])
-    batch = replace(batch, step_values=torch.zeros(3, 2).double())
     assert bool(torch.isfinite(estimate(name, batch)).all())  # the values are NaN
-
-
-def test_vineppo_gives_every_step_what_it_changes() -> None:
-    # steps of 2, 1 and 2 tokens worth 0.5, 0.5 and 0.75 at their beginnings, a reward of 1 at the end and 0.25 in the
-    # first step:
-    # 0.25 + 0.5 - 0.5 = 0.25 for both of its tokens (less what was received before a token), 0.75 - 0.5, 1 - 0.75
-    batch = episodes([1.0], [0], lengths=[5])
-    batch.rewards[0, 1] = 0.25
-    steps = torch.tensor([[0, 0, 1, 2, 2]])
-    values = torch.tensor([[0.5, 0.5, 0.5, 0.75, 0.75]]).double()
-    batch = replace(batch, steps=steps, step_values=values)
-    torch.testing.assert_close(estimate("vineppo", batch), torch.tensor([[0.25, 0.25, 0.25, 0.25, 0.25]]).double())
-    half = replace(batch, gamma=0.5)  # 0.25 + 0.25 - 0.5 = 0, 0.375 - 0.5, 1 - 0.75
-    torch.testing.assert_close(estimate("vineppo", half), torch.tensor([[0.0, 0.0, -0.125, 0.25, 0.25]]).double())
-    short = replace(batch, mask=batch.mask & (torch.arange(5) < 4))  # without the last token and its reward: 0 - 0.75
-    torch.testing.assert_close(estimate("vineppo", short), torch.tensor([[0.25, 0.25, 0.25, -0.75, 0.0]]).double())
-    assert ESTIMATORS["vineppo"].needs_continuations

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from core.config import AlgorithmConfig
-from core.records import Continued, Flags, FloatArray, Scored
+from core.records import Flags, FloatArray, Scored
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
@@ -34,11 +34,10 @@ def with_gap(scored: Scored, at: int, size: int) -> Scored:
     trajectory = replace(
         one, tokens=_wide(one.tokens, 9), logprobs=_wide(one.logprobs, 0), versions=_wide(one.versions, 3), mask=mask
     )
-    known, steps = scored.judged.continued, scored.judged.step_rewards
+    steps = scored.judged.step_rewards
     judged = replace(
         scored.judged,
         trajectory=trajectory,
-        continued=known and Continued(_wide(known.step, 77), _wide(known.values, 88)),
         step_rewards=None if steps is None else _wide(steps, 0),
     )
     return Scored(judged, _wide(scored.values, 44), _wide(scored.proximal, -6), _wide(scored.reference, -5))
@@ -49,7 +48,6 @@ def with_gap(scored: Scored, at: int, size: int) -> Scored:
     [
         {},
         {"kl_coefficient": 0.1, "kl_placement": "reward"},
-        {"estimator": "vineppo"},
         {"estimator": "reinforce++", "adaptive_lambda": 0.05},
         {"importance": "sequence_truncate", "policy_lambda": 0.9, "value_lambda": 0.8},
     ],
@@ -63,9 +61,7 @@ def test_targets_are_those_of_the_trajectory_without_the_gap(
     rng = np.random.default_rng(seed)
     plain = []
     for scored in scored_from(make_judged(seed)):
-        size = len(scored.values)
-        known = Continued(np.sort(rng.integers(0, 3, size)).astype(np.int32), rng.random(size, np.float32))
-        judged = replace(scored.judged, continued=known, step_rewards=rng.random(size, np.float32))
+        judged = replace(scored.judged, step_rewards=rng.random(len(scored.values), np.float32))
         plain.append(replace(scored, judged=judged, reference=scored.proximal - np.float32(0.2)))
     wide = [
         with_gap(one, data.draw(st.integers(1, len(one.values) - 1)), 3) if len(one.values) > 1 else one

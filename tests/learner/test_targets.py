@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
-from core.records import Continued, Finish, IntArray, Judged, Scored, Verdict
+from core.records import Finish, IntArray, Judged, Scored, Verdict
 from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
 from tests.learner.conftest import make_judged
 
@@ -209,14 +209,6 @@ def test_a_reward_at_the_mean_of_its_group_counts() -> None:
     assert not batch.targets.advantages[batch.token_index([1])].any()
     weighted = batch.weighted(range(3), "token-mean")
     np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
-
-
-def test_vineppo_reads_the_continuations_of_the_loop() -> None:
-    scored = one_of_three(reward=1.0)
-    known = Continued(np.array([0, 1, 1], np.int32), np.array([0.5, 0.75, 0.75], np.float32))
-    scored = replace(scored, judged=replace(scored.judged, continued=known))
-    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo"), 0)
-    np.testing.assert_allclose(batch.targets.advantages, [0.25, 0.25, 0.25])  # 0.75 - 0.5, 1 - 0.75
 
 
 def test_with_a_critic_all_rows_count() -> None:

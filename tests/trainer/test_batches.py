@@ -1,4 +1,4 @@
-"""Replacing starts that teach nothing, and continuations of states."""
+"""Choosing starts, and replacing those that teach nothing."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from core.load import override
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from replay.store import ReplayStore
 from trainer import build
-from trainer.batches import Batches, by_information, choose_starts, resampled, with_continuations
+from trainer.batches import Batches, by_information, choose_starts, resampled
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.starts import fresh_starts
@@ -179,43 +179,12 @@ def test_the_fill_of_a_batch_keeps_its_share_of_replay() -> None:
     assert [item.trajectory.start.problem_id for item in dropped[::2]] == ["p1", "p51", "p52"]
 
 
-def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
-    parts = Parts({"p0": 1, "p1": 3})  # sample 0 of p0 is right, and the first three of p1
-    settings = settings_of("--algorithm.estimator", "vineppo", "--algorithm.continuations", "4")
-    assert settings.continuations == 4
-    longer = []
-    for item in first_batch(parts, settings)[:4]:  # both rollouts of p0 and of p1
-        zeros = np.zeros(6, np.int32)
-        trajectory = replace(item.trajectory, tokens=zeros, logprobs=zeros.astype(np.float32), versions=zeros)
-        longer.append(replace(item, trajectory=trajectory))
-    components = parts.components()
-    valued, extra = with_continuations(components, settings, longer, PhaseClock())
-    assert parts.asked[-1][0] == [
-        f"7.f{start}.{start * 2 + sample}.{end}" for start in (0, 1) for sample in (0, 1) for end in (2, 4)
-    ]
-    assert len(extra) == 4 * 2 * 4
-    assert len({item.trajectory.start.seed for item in extra}) == 8
-    assert {item.trajectory.start.prefix_ids.size for item in extra} == {2, 4}
-    for item, own, continued in zip(valued, (0.5, 0.5, 1.0, 1.0), (0.25, 0.25, 0.75, 0.75), strict=True):
-        assert item.continued is not None
-        assert item.continued.step.tolist() == [0, 0, 1, 1, 2, 2]
-        assert item.continued.values.tolist() == [
-            own,
-            own,
-            *[continued] * 4,
-        ]  # the start's worth: of its own two rollouts
-    clipped = settings_of("--algorithm.estimator", "vineppo", "--algorithm.reward_clip", "0.5")
-    seen = with_continuations(components, clipped, longer, PhaseClock())[0][0].continued
-    assert seen is not None
-    assert seen.values.tolist() == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
-
-
-def test_without_either_option_nothing_is_generated() -> None:
+def test_without_resampling_nothing_is_generated() -> None:
     parts = Parts({})
     settings = settings_of()
     judged = first_batch(parts, settings)
     clock = PhaseClock()
     rollouts = [item.trajectory for item in judged]
     batch = Batches(parts.components(), settings, clock).judge(rollouts, 1)
-    assert (batch.judged, batch.dropped, batch.extra) == (judged, [], [])
+    assert (batch.judged, batch.dropped) == (judged, [])
     assert len(parts.asked) == 1

@@ -73,13 +73,6 @@ def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking
             r"norm = 0\.5 is about the critic, .* no values",
         ),
         ("rloo", "value", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
-        ("vineppo", "uniform", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
-        (
-            "vineppo",
-            "uniform",
-            {"rollout": {"max_staleness": 1}},
-            r"more rollouts of every start, but rollout\.max_staleness is 1",
-        ),
         (
             "rloo",
             "uniform",

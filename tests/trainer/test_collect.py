@@ -55,10 +55,9 @@ def result(
     trained: list[Scored],
     stats: UpdateStats,
     dropped: Sequence[Judged] = (),
-    extra: Sequence[Judged] = (),
     imitated: Sequence[Imitated] = (),
 ) -> IterationResult:
-    batch = Batch([item.judged for item in trained], [*dropped], [*extra])
+    batch = Batch([item.judged for item in trained], [*dropped])
     report = BroadcastReport(number, Gap(1e-6, 4e-6))
     return IterationResult(number, batch, trained, stats, report, [*imitated])
 
@@ -90,12 +89,12 @@ def test_each_of_several_rewards_is_a_mean_over_the_responses_to_which_it_applie
 
 
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
-    dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
+    dropped = scored(START, 5, False).judged
     metrics = collected(
-        result(1, [scored(START, 3, True)], STATS, [dropped], [greedy], [Imitated(scored(START, 9, True), 0.5)] * 3)
+        result(1, [scored(START, 3, True)], STATS, [dropped], [Imitated(scored(START, 9, True), 0.5)] * 3)
     )
-    assert metrics.generated_tokens == 3 + 5 + 9
-    assert metrics.root_success == 0.5  # of the sampled ones, the greedy one is not
+    assert metrics.generated_tokens == 3 + 5
+    assert metrics.root_success == 0.5
     assert metrics.resampled_starts == 1
     assert metrics.imitated == 3
 
