@@ -137,8 +137,7 @@ def plan_warnings(config: Config) -> list[str]:
 
 def sequence_tokens(config: Config) -> int:
     """Tokens of the longest sequence that a model reads."""
-    tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    return tokens + (config.algorithm.overlong == "bootstrap")  # the state after the last token is read, too
+    return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
 
 
 def batch_plan(config: Config) -> BatchPlan:

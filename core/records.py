@@ -202,7 +202,6 @@ class Scored:
     values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
     proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
     reference: FloatArray  # [C] log pi_ref(token t); as `proximal` without a reference policy
-    final_value: float | None = None  # V after a truncated response's last token, if `algorithm.overlong` bootstraps
 
     @property
     def trajectory(self) -> Trajectory:

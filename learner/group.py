@@ -22,7 +22,6 @@ from learner.packing.assign import Assignment, assign_steps_apart, assign_trees
 from learner.packing.batch import (
     Row,
     input_batches,
-    one_longer,
     over_continuation,
     results_by_row,
     row_of,
@@ -97,23 +96,16 @@ class LearnerGroup:
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:
         """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
-        bootstrap = self._algorithm.overlong == "bootstrap"
-        cut = [bootstrap and j.trajectory.finish.truncated for j in judged]
         rows = [row_of(j.trajectory) for j in judged]
-        rows = [one_longer(row) if more else row for row, more in zip(rows, cut, strict=True)]
         assignment = self._assign(rows)
         untrained = [self._state.policy_steps == 0] * len(assignment)
         scores = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         columns = zip(*scores, strict=True)  # of each: [rank][micro-batch]
         values, proximal, reference = (results_by_row(assignment, rows, column) for column in columns)
-        found = []
-        for i, j in enumerate(judged):
-            inside = slice(row_of(j.trajectory).scored)
-            own, before, of_reference = (
-                over_continuation(column[i][inside], j.trajectory) for column in (values, proximal, reference)
-            )
-            found.append(Scored(j, own, before, of_reference, float(values[i][-1]) if cut[i] else None))
-        return found
+        return [
+            Scored(j, *(over_continuation(column[i], j.trajectory) for column in (values, proximal, reference)))
+            for i, j in enumerate(judged)
+        ]
 
     def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
         """Only the values of `score`, for trajectories that are not trained on."""

@@ -23,28 +23,25 @@ def shaped_rewards(
             own = [judged_reward(float(step), config) for step in steps[item.trajectory.generated]]
             rewards[row, : len(own)] += torch.tensor(own).double()
     last = inside.sum(dim=1) - 1
-    shaped = torch.tensor([shaped_reward(s.judged, s.final_value, config, longest) for s in scored]).double()
+    shaped = torch.tensor([shaped_reward(s.judged, config, longest) for s in scored]).double()
     rewards[torch.arange(len(scored)), last] += shaped
     return rewards
 
 
 def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float:
-    """The sum of a continuation's rewards as PPO sees them, without KL and bootstrapping."""
+    """The sum of a continuation's rewards as PPO sees them, without KL."""
     steps = judged.step_rewards
     of_steps = 0.0 if steps is None else sum(judged_reward(float(step), config) for step in steps)
-    return shaped_reward(judged, None, config, longest) + of_steps
+    return shaped_reward(judged, config, longest) + of_steps
 
 
-def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
+def shaped_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float:
     """The reward at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
 
-    bootstrap: plus gamma V of the state in which it was cut, as if it went on (Pardo et al. 1712.00378).
     soft: minus `overlong_penalty` times the share of the last `overlong_buffer` tokens before `longest` that the
     response uses, or the whole penalty if it is truncated (DAPO, 2503.14476, equation 13).
     """
     reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
-    if config.overlong == "bootstrap" and final_value is not None:
-        return reward + config.gamma * final_value
     if config.overlong == "penalise" and truncated:
         return reward - config.overlong_penalty
     if config.overlong == "soft":

@@ -219,8 +219,7 @@ def non_finite(scored: Scored) -> bool:
     """Whether any number of a trajectory that enters the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
     finite = all(bool(np.isfinite(array).all()) for array in numbers)
-    final = 0.0 if scored.final_value is None else scored.final_value
-    return not (finite and math.isfinite(final) and math.isfinite(scored.judged.verdict.reward))
+    return not (finite and math.isfinite(scored.judged.verdict.reward))
 
 
 def skipped_problems(

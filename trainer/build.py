@@ -134,10 +134,6 @@ def check_needs(config: Config) -> None:
         raise ConfigError(
             f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
         )
-    if algorithm.overlong == "bootstrap" and critic(config) == "none":
-        raise ConfigError(
-            "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
-        )
     if critic(config) != "none":
         return
     unread = f"{by_estimator} and {by_ranking} read no values"

@@ -72,10 +72,9 @@ class AlgorithmConfig(Section):
     positive_coefficient: NonNegative = 1.0
     """Weight of the language-model loss: a token of it counts as one with this advantage. It takes correct responses
     where rewards differ, and those that replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
-    overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = "keep"
+    overlong: Literal["mask", "penalise", "soft", "keep"] = "keep"
     """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last
-    overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or
-    unchanged (keep)."""
+    overlong_buffer tokens of the budget (soft), or unchanged (keep)."""
     overlong_penalty: NonNegative = 0.5
     """Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'."""
     overlong_buffer: Count = 16

@@ -83,12 +83,6 @@ def row_of(trajectory: Trajectory) -> Row:
     return Row(trajectory.sequence_ids, len(trajectory.start.context_ids), trajectory.mask)
 
 
-def one_longer(row: Row) -> Row:
-    """The row with one arbitrary token more: its last score is that of the state after the row's last token."""
-    mask = None if row.mask is None else np.append(row.mask, True)
-    return Row(np.append(row.tokens, row.tokens[-1]), row.context, mask)
-
-
 def micro_batch(rows: Sequence[Row]) -> MicroBatch:
     """Rows as a model reads them."""
     return merged([row.tokens for row in rows], [row.places for row in rows])

@@ -159,11 +159,11 @@ def test_iterations_of_different_sizes_are_refused_where_they_must_be_alike(roll
         batch_plan(parse_config({"replay": {"fill": False}, "rollout": rollout}, "test"))
 
 
-def test_bootstrapping_reads_one_token_more() -> None:
+def test_a_sequence_fits_a_pass_and_a_penalty_its_budget() -> None:
     sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
     batch_plan(parse_config(sizes, "test"))
-    longer = parse_config(sizes | {"algorithm": {"overlong": "bootstrap"}}, "test")
-    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 50 is less"):
+    longer = parse_config(sizes | {"learner": {"micro_batch_tokens": 49}}, "test")
+    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 49 is less"):
         batch_plan(longer)
     with pytest.raises(ConfigError, match=r"algorithm\.overlong_buffer = 31 is more than"):
         batch_plan(parse_config(sizes | {"algorithm": {"overlong": "soft", "overlong_buffer": 31}}, "test"))

@@ -16,7 +16,7 @@ from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
 from learner.objective import policy_objective
-from learner.packing.batch import Row, TokenTargets, micro_batch, one_longer, over_continuation, row_of
+from learner.packing.batch import Row, TokenTargets, micro_batch, over_continuation, row_of
 from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.groups import Tiny
@@ -103,7 +103,6 @@ def test_rows_are_read_whole_and_scored_in_part() -> None:
     assert batch.targets.tolist() == [6, 7, 3, 9]
     assert batch.state_index.tolist() == [0, 1, 2, 4]
     assert batch.copies.tolist() == [0, 3, 0, 1, 2]  # of the first row 6 and 9, of the second 6, 7 and 3
-    assert one_longer(row).places.tolist() == [1, 4, 5]
     scored = scored_from(make_judged(3))[1]
     trajectory = replace(scored.trajectory, tokens=np.arange(3, dtype=np.int32), mask=np.array([True, False, True]))
     assert over_continuation(np.array([2.0, 3.0], np.float32), trajectory).tolist() == [2.0, 0.0, 3.0]

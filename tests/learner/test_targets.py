@@ -84,15 +84,6 @@ def returns_of(scored: Scored, longest: int = 0, **fields: Any) -> list[float]:
     return found
 
 
-def test_a_bootstrapped_response_ends_with_the_value_of_where_it_was_cut() -> None:
-    # gamma 0.5, reward 0.2, V after the last token 0.8: 0.2 + 0.5 x 0.8 = 0.6 at the last token, 0.3 and 0.15 before
-    cut = replace(one_of_three(Finish.LENGTH, 0.2), final_value=0.8)
-    assert returns_of(cut, overlong="bootstrap", gamma=0.5) == pytest.approx([0.15, 0.3, 0.6])
-    whole = one_of_three(Finish.STOP, 0.2)
-    assert returns_of(whole, overlong="bootstrap", gamma=0.5) == pytest.approx([0.05, 0.1, 0.2])
-    assert non_finite(replace(cut, final_value=float("nan")))
-
-
 @pytest.mark.parametrize(
     ("longest", "penalty"),
     [(10, 0.0), (7, 0.0), (6, 0.25 * 0.4), (5, 0.5 * 0.4), (3, 0.4), (2, 0.4)],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from core.config import AlgorithmConfig
-from core.records import Finish, FloatArray, Scored
+from core.records import FloatArray, Scored
 from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.test_targets import grouped, scored_from
@@ -37,18 +37,6 @@ def test_a_kl_in_the_reward_alone_makes_no_step(fields: dict[str, Any]) -> None:
     assert equal.targets.returns.std() > 0.01  # the critic still learns of the KL
     varied = compute_targets(with_reference(grouped([0.5, 1, 0, 0, 1], [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
     assert varied.teaches(range(5), config)
-
-
-def test_a_value_in_the_reward_alone_makes_no_step() -> None:
-    """All responses are truncated and bootstrapped with different values."""
-    cut = [
-        replace(
-            s, final_value=0.1 * at, judged=replace(s.judged, trajectory=replace(s.trajectory, finish=Finish.LENGTH))
-        )
-        for at, s in enumerate(grouped([0.0] * 4, [0, 1, 2, 3]))
-    ]
-    batch = compute_targets(cut, AlgorithmConfig(overlong="bootstrap", normalise="global"), 0)
-    assert not batch.targets.advantages.any()
 
 
 @pytest.mark.parametrize("fields", [{}, {"estimator": "reinforce++"}])

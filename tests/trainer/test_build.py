@@ -73,12 +73,6 @@ def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking
             r"norm = 0\.5 is about the critic, .* no values",
         ),
         ("rloo", "value", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
-        (
-            "rloo",
-            "uniform",
-            {"algorithm": {"overlong": "bootstrap"}},
-            r"'bootstrap' needs values, but there is no critic",
-        ),
         ("gae", "canonical", {}, r"replays canonical solutions only; set replay\.canonical true"),
     ],
 )
