@@ -108,10 +108,6 @@ def _check_learner(learner: LearnerConfig) -> None:
                 f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to "
                 "separate"
             )
-    if learner.kl_stop is not None and learner.epochs == 1:
-        raise ConfigError(
-            "learner.kl_stop ends the passes over a batch early, but learner.epochs is 1; raise it to 2 or more"
-        )
 
 
 def plan_warnings(config: Config) -> list[str]:

@@ -30,7 +30,7 @@ from learner.packing.batch import (
 from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
-from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, moved_too_far, summarise_update
+from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
 from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 
 
@@ -129,8 +129,7 @@ class LearnerGroup:
         equal rewards without imitated responses, which say nothing about the policy.
 
         A minibatch with a NaN or Inf is left out; one that arises in a loss or a gradient skips that step on all ranks.
-        Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
-        more than `kl_stop`.
+        Skipped steps count in the learning-rate schedule.
 
         `unsolved`: share of fresh problems of which every sample fails (`faded_coefficient`). `imitated`: earlier
         successes, for the language-model loss alone. Raises DivergenceError when `max_skipped_steps` in a row were
@@ -155,9 +154,7 @@ class LearnerGroup:
             if policy or critic or not taken:
                 rng = generator(self._recipe.seed, "minibatches", state.updates, number)
                 minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
-                last = self._pass(batch, algorithm, taken, minibatches, policy, critic)
-                taken += last
-                policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
+                taken += self._pass(batch, algorithm, taken, minibatches, policy, critic)
         tried = [step for step in taken if step.sums is not NOT_TRIED]
         stats = summarise_update(
             [step.sums for step in taken],

@@ -117,12 +117,6 @@ def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
     return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
 
 
-def moved_too_far(steps: Sequence[StepSums], bound: float | None) -> bool:
-    """Whether the mean KL(pi_prox || pi_theta) of the policy's applied steps is above `bound` (None: never)."""
-    moved = [step.policy.kl for step in steps if not step.skipped and step.policy_norm is not None]
-    return bound is not None and bool(moved) and sum(moved) / len(moved) > bound
-
-
 def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
     """Statistics of an update from its steps (each a sum over ranks) and its batch; `rest`: all other fields."""
     good = [step for step in steps if not step.skipped]

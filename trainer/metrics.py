@@ -126,9 +126,7 @@ class IterationMetrics:
     effective_samples: float = _metric(
         "ppo", "share", "Effective sample size of these weights, as a share of the tokens: (sum w)^2 / (n sum w^2)."
     )
-    policy_steps: int = _metric(
-        "ppo", "steps", "Optimizer steps of the policy; fewer after learner.kl_stop or without reward."
-    )
+    policy_steps: int = _metric("ppo", "steps", "Optimizer steps of the policy; fewer without reward.")
     skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(

@@ -34,9 +34,6 @@ class LearnerConfig(Section):
     """Passes over an iteration's trajectories."""
     value_epochs: Annotated[int | None, Field(ge=1)] = None
     """Passes of a separate critic over these trajectories; none: epochs."""
-    kl_stop: Annotated[float | None, Field(gt=0)] = None
-    """The policy takes no more steps on a batch after a pass in which it was further than this from where it began
-    (mean KL, nats per token); needs epochs above 1; none: never."""
     minibatches: Count = 4
     """Optimizer steps per pass; must divide rollout.starts x rollout.samples."""
     micro_batch_tokens: AutoCount = Field(AUTO)

@@ -173,8 +173,6 @@ def test_settings_of_passes_that_have_no_effect_are_refused() -> None:
     for name, value in (("value_epochs", 2), ("value_max_grad_norm", 0.5)):
         with pytest.raises(ConfigError, match=rf"learner\.{name} is a setting of a separate critic"):
             batch_plan(parse_config({"learner": {"value_model": "shared", name: value}}, "test"))
-    with pytest.raises(ConfigError, match=r"learner\.epochs is 1; raise it to 2 or more"):
-        batch_plan(parse_config({"learner": {"kl_stop": 0.1}}, "test"))
 
 
 SHARED = {"rollout": {"gpus": 0.5}, "cluster": {"learner_gpus": 0.5}}
