@@ -54,7 +54,6 @@ SAMPLING: Mapping[str, str] = {
     "temperature": "rollout.temperature sets it",
     "top_p": "rollout.top_p sets it",
     "max_tokens": "rollout.max_response_tokens sets it",
-    "repetition_detection": "rollout.repetition_tokens sets it",
     "seed": "run.seed sets it",
     "n": "rollout.samples sets it",
     "stop": TEXT,

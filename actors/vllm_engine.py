@@ -149,11 +149,11 @@ class VllmEngine(Engine):
 
     def _sampling_params(self, job: Job, seed: int) -> Any:
         from vllm import SamplingParams
-        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind
 
         sampling, budget = job.sampling, job.budget
         greedy = sampling.temperature == 0
-        extra, size, times = self._extra, sampling.repetition_tokens, sampling.repetition_times
+        extra = self._extra
         if "min_tokens" in extra:  # vLLM refuses more than there is room for after a prefix
             extra = extra | {"min_tokens": min(extra["min_tokens"], budget)}
         return SamplingParams(
@@ -166,7 +166,6 @@ class VllmEngine(Engine):
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            repetition_detection=RepetitionDetectionParams(max_pattern_size=size, min_count=times) if size else None,
             **extra,
         )
 

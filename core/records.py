@@ -30,8 +30,6 @@ class Sampling:
     temperature: float  # 0: greedy
     top_p: float
     max_response_tokens: int
-    repetition_tokens: int = 0  # cut when the end repeats a pattern of at most so many tokens; 0: never
-    repetition_times: int = 2  # in a row
 
 
 class Provenance(IntEnum):

@@ -88,7 +88,7 @@ def evaluation_plan(config: Config) -> EvaluationPlan:
 
 def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     own = config.rollout
-    return Sampling(temperature, top_p, own.max_response_tokens, own.repetition_tokens, own.repetition_times)
+    return Sampling(temperature, top_p, own.max_response_tokens)
 
 
 def check_methods(config: Config) -> None:

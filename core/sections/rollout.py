@@ -41,10 +41,6 @@ class RolloutConfig(Section):
     max_running: AutoCount = Field(AUTO)
     """Sequences that one engine decodes at once. auto: 256 (vLLM's default), on CPU as many as the KV cache holds if
     they use half of their budget."""
-    repetition_tokens: Whole = 0
-    """Cut a response (it counts as truncated) whose end repeats a pattern of at most this many tokens; 0: never."""
-    repetition_times: Annotated[int, Field(ge=2)] = 8
-    """How often in a row that pattern must occur."""
     kv_cache_gib: Positive = 1.0
     """CPU: memory of one engine's KV cache, in GiB."""
     gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85

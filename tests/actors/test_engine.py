@@ -223,10 +223,21 @@ def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes
 
 
 def test_a_response_that_repeats_itself_is_cut_and_counts_as_truncated(engines: dict[bool, Any]) -> None:
-    greedy = Sampling(0.0, 1.0, 48, repetition_tokens=4, repetition_times=3)
+    greedy = Sampling(0.0, 1.0, 48)
     starts = [models.start(index) for index in range(24)]
-    whole = generate(engines[True], starts, Sampling(0.0, 1.0, 48))
-    cut = generate(engines[True], starts, greedy)
+    whole = generate(engines[True], starts, greedy)
+
+    def detect(actor: Any, on: bool) -> None:
+        from actors.vllm_setup import sampling_extras
+
+        given = {"repetition_detection": {"max_pattern_size": 4, "min_count": 3}} if on else {}
+        actor._engine._extra = sampling_extras(given, actor._engine._engine)
+
+    ray.get(engines[True].__ray_call__.remote(detect, True), timeout=60)
+    try:
+        cut = generate(engines[True], starts, greedy)
+    finally:
+        ray.get(engines[True].__ray_call__.remote(detect, False), timeout=60)
     repeating = 0
     for long, short in zip(whole, cut, strict=True):
         text = long.tokens.tolist()
