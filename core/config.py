@@ -82,8 +82,6 @@ class ClusterConfig(Section):
     """CPUs that one learner rank reserves."""
     learner_gpus: NonNegative = 1.0
     """GPUs that one learner rank reserves (device cuda)."""
-    spread: bool = False
-    """Spread the rollout actors over the nodes, and the learner ranks; false: as few nodes for each as possible."""
     wait: NonNegative = 0.0
     """Seconds to wait for an autoscaling cluster to bring up the asked resources."""
 

@@ -31,7 +31,6 @@ class Bundle:
     count: int
     cpus: float
     gpus: float
-    spread: bool = False  # over nodes, where Ray can; else on as few as it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +229,8 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     rollout_gpus = rollout.tensor_parallel * rollout.gpus if cuda else 0.0
     learner_gpus = cluster.learner_gpus if cuda else 0.0
     return (
-        Bundle("rollout actor", rollout.actors, cluster.rollout_cpus, rollout_gpus, cluster.spread),
-        Bundle("learner rank", learner.ranks, cluster.learner_cpus, learner_gpus, cluster.spread),
+        Bundle("rollout actor", rollout.actors, cluster.rollout_cpus, rollout_gpus),
+        Bundle("learner rank", learner.ranks, cluster.learner_cpus, learner_gpus),
         Bundle("replay shard", config.replay.shards, 0.0, 0.0),
         *reward_placement(config, device),
     )

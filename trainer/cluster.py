@@ -188,8 +188,7 @@ def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementG
         each = {kind: amount for kind, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
         if not each:
             continue
-        strategy = "SPREAD" if role.spread else "PACK"
-        group = groups[role.name] = placement_group([each] * role.count, strategy, name=role.name)
+        group = groups[role.name] = placement_group([each] * role.count, "PACK", name=role.name)
         if not group.wait(max(1.0, deadline - time.monotonic())):
             print(room, flush=True)
             raise ClusterError(

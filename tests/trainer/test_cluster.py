@@ -156,7 +156,7 @@ def test_a_record_of_a_dead_head_is_passed_over(monkeypatch: pytest.MonkeyPatch)
 def test_each_role_has_a_placement_group_and_no_room_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     from ray.util import get_placement_group, remove_placement_group
 
-    small, large = Bundle("small", 2, 0.01, 0.0, spread=True), Bundle("large", 1, 5.0, 0.0)
+    small, large = Bundle("small", 2, 0.01, 0.0), Bundle("large", 1, 5.0, 0.0)
     try:
         with pytest.raises(
             ClusterError, match="no room on the nodes for 1 large with 5 CPUs and 0 GPUs each; end what"
