@@ -107,8 +107,6 @@ class CodeConfig(Section):
     """Reward of a program that passes all tests."""
     fraction: UnitInterval = 1.0
     """Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed)."""
-    visible_share: NonNegative = 0.0
-    """Weight of a test that the prompt shows, relative to a hidden one, among the tests passed."""
     setup: Literal["before", "after"] = "after"
     """Whether the setup of mbpp runs before or after the program."""
     prelude: str | None = None

@@ -59,7 +59,7 @@ def outcome_of_each(
 
 
 def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -> Verdict:
-    """The verdict over all tests. `shown`: those that the prompt shows count as `config.visible_share` each."""
+    """The verdict over all tests. `shown`: those that the prompt shows, which count only if it shows all."""
     first = next(((i, one) for i, one in enumerate(outcomes) if not one.passed), None)
     if first is None:
         return Verdict(config.passed, True)
@@ -68,10 +68,8 @@ def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -
     raised = [one for one in outcomes if one.raised]
     if raised and (config.any_error_fails or len(raised) == len(outcomes)):
         return Verdict(config.runtime_error, False, f"run-time error: {raised[0].why}")
-    weights = [config.visible_share if i in shown else 1.0 for i in range(len(outcomes))]
-    if not any(weights):
-        weights = [1.0] * len(outcomes)
-    share = sum(weight for weight, one in zip(weights, outcomes, strict=True) if one.passed) / sum(weights)
+    counted = [one for i, one in enumerate(outcomes) if i not in shown] or outcomes
+    share = sum(one.passed for one in counted) / len(counted)
     passed = sum(one.passed for one in outcomes)
     why = f"passed {passed} of {len(outcomes)} tests; {'error in' if first[1].raised else 'failed'} {first[1].why}"
     reward = config.failed + config.fraction * share * (config.passed - config.failed)

@@ -267,7 +267,6 @@ def test_grades() -> None:
     graded = [
         (grade([passed, failed, failed], [0], CodeConfig()), -0.3),  # the one that the prompt shows earns nothing
         (grade([passed, passed, failed], [0], CodeConfig()), -0.3 + 1.3 / 2),
-        (grade([passed, failed, failed], [0], CodeConfig(visible_share=0.5)), -0.3 + 1.3 * 0.5 / 2.5),
         (grade([passed, failed], [0, 1], CodeConfig()), -0.3 + 1.3 / 2),  # the prompt shows all
         (grade([passed, raised], [], CodeConfig()), -0.3 + 1.3 / 2),
         (grade([passed, raised], [], CodeConfig(any_error_fails=True, fraction=0)), -0.6),  # StepCoder
