@@ -1,7 +1,6 @@
 """Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as
 judge."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -67,8 +66,6 @@ class LanguageJudgeConfig(Section):
     """Further tries of a request that failed or was refused for its rate, with growing pauses."""
     max_requests: Whole = 0
     """Most requests of a run, without those that the cache answers; then it stops with a checkpoint. 0: no limit."""
-    cache: Path = Path(".cache/judge.sqlite")
-    """File of all answers so far: the same question is asked once."""
 
 
 class RewardModelConfig(SupervisedConfig):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -21,6 +22,9 @@ from core.config import LanguageJudgeConfig, RewardModelConfig
 from core.errors import ActorError, ConfigError, first_line
 from core.records import Verdict
 from tasks.dialogue import chat
+
+ANSWERS = Path(".cache/judge.sqlite")
+"""All answers so far: the same question is asked once."""
 
 _SCORE = re.compile(r"Score:\s*\**\s*([0-9]+(?:\.[0-9]+)?)")
 _BETTER = re.compile(r"Better:\s*\**\s*(first|second|tie)", re.IGNORECASE)
@@ -90,14 +94,14 @@ class Endpoint:
             max_retries=config.retries,
         )
         try:
-            config.cache.parent.mkdir(parents=True, exist_ok=True)
-            self._answers = sqlite3.connect(config.cache, timeout=60.0, check_same_thread=False, isolation_level=None)
+            ANSWERS.parent.mkdir(parents=True, exist_ok=True)
+            self._answers = sqlite3.connect(ANSWERS, timeout=60.0, check_same_thread=False, isolation_level=None)
             self._answers.execute(
                 "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL)"
             )
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"reward_model.judge.cache = {config.cache}: {first_line(error)}; name a file that can be written"
+                f"{ANSWERS}, the file of the judge's answers: {first_line(error)}; start where it can be written"
             ) from None
         self._lock = Lock()
         self.asked = 0  # requests so far, without tries and known answers

@@ -11,6 +11,7 @@ from core.errors import ActorError, ConfigError
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.language_judge import (
+    ANSWERS,
     Endpoint,
     LanguageJudge,
     Preference,
@@ -24,11 +25,18 @@ from tasks.judging import start_judges
 from tests.tasks.dialogue.servers import serving
 from tests.trainer.evaluation.test_scores import answered, task_of
 
+pytestmark = pytest.mark.usefixtures("own_answers")
+
 HELLO = chat.dump_messages((Message("user", "Hi"),))
 
 
-def settings(url: str, folder: Path, **given: object) -> LanguageJudgeConfig:
-    fields = {"url": url, "model": "judge", "retries": 0, "timeout": 30.0, "cache": folder / "answers.sqlite", **given}
+@pytest.fixture
+def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(url: str, **given: object) -> LanguageJudgeConfig:
+    fields = {"url": url, "model": "judge", "retries": 0, "timeout": 30.0, **given}
     return LanguageJudgeConfig.model_validate(fields)
 
 
@@ -41,9 +49,9 @@ def by_length(question: str, _before: int) -> tuple[int, str]:
     return 200, f"It is a reply. Score: 1\nScore: **{count[0] if count else 1}**"
 
 
-def test_scores_become_rewards_and_the_task_is_judged_by_them(tmp_path: Path) -> None:
+def test_scores_become_rewards_and_the_task_is_judged_by_them() -> None:
     with serving(by_length) as served:
-        config = RewardModelConfig(judge=settings(served.url, tmp_path))
+        config = RewardModelConfig(judge=settings(served.url))
         judge = start_judges(TaskConfig(name="dialogue"), config)
         assert isinstance(judge, LanguageJudge)
         best, middle, worst, none = judge.judge(
@@ -58,20 +66,20 @@ def test_scores_become_rewards_and_the_task_is_judged_by_them(tmp_path: Path) ->
     assert all("Human: Hi" in question for question in served.questions[1:])
 
 
-def test_a_question_is_asked_once_for_all_runs(tmp_path: Path) -> None:
+def test_a_question_is_asked_once_for_all_runs() -> None:
     with serving(by_length) as served:
         for _ in range(2):
-            endpoint = Endpoint(settings(served.url, tmp_path))
+            endpoint = Endpoint(settings(served.url))
             assert endpoint.ask(["one", "two", "three"]) == [endpoint.ask(["one"])[0]] * 3
             endpoint.close()
         assert sorted(served.questions) == ["one", "three", "two"]
-        other = Endpoint(settings(served.url, tmp_path, model="other"))
+        other = Endpoint(settings(served.url, model="other"))
         other.ask(["one"])
         other.close()
         assert len(served.questions) == 4
 
 
-def test_failures_are_tried_again_and_then_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_tried_again_and_then_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
     status = {"busy": (429, 1), "broken": (503, 2), "lost": (500, 99)}
 
@@ -80,7 +88,7 @@ def test_failures_are_tried_again_and_then_counted(tmp_path: Path, monkeypatch: 
         return (code, "not now") if before < times else (200, "yes")
 
     with serving(answer) as served:
-        endpoint = Endpoint(settings(served.url, tmp_path, retries=2, key_variable="MY_KEY"))
+        endpoint = Endpoint(settings(served.url, retries=2, key_variable="MY_KEY"))
         assert endpoint.ask(["busy", "broken", "lost", "fine"]) == ["yes", "yes", None, "yes"]
         assert served.keys == {"Bearer secret"}
         assert served.questions.count("lost") == 3  # one try and two more
@@ -89,9 +97,9 @@ def test_failures_are_tried_again_and_then_counted(tmp_path: Path, monkeypatch: 
         endpoint.close()
 
 
-def test_requests_are_bounded_in_number_and_at_once(tmp_path: Path) -> None:
+def test_requests_are_bounded_in_number_and_at_once() -> None:
     with serving(by_length, seconds=0.1) as served:
-        endpoint = Endpoint(settings(served.url, tmp_path, concurrency=3, max_requests=7))
+        endpoint = Endpoint(settings(served.url, concurrency=3, max_requests=7))
         endpoint.ask([str(number) for number in range(6)])
         assert (served.most_at_once, endpoint.asked) == (3, 6)
         endpoint.ask(["0", "1", "2"])  # from the cache: they do not count
@@ -99,35 +107,35 @@ def test_requests_are_bounded_in_number_and_at_once(tmp_path: Path) -> None:
             endpoint.ask(["6", "7"])
         endpoint.close()
     with serving(by_length, seconds=3.0) as slow:
-        late = Endpoint(settings(slow.url, tmp_path, timeout=0.2))
+        late = Endpoint(settings(slow.url, timeout=0.2))
         with pytest.raises(ActorError, match="timed out"):
             late.ask(["late"])
         late.close()
 
 
-def test_a_server_that_is_gone_is_noticed_although_it_answered_before(tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_noticed_although_it_answered_before() -> None:
     with serving(by_length) as served:
-        check_endpoint(settings(served.url, tmp_path))
+        check_endpoint(settings(served.url))
     with pytest.raises(ConfigError, match="no answer of model 'judge'"):
-        check_endpoint(settings(served.url, tmp_path))
+        check_endpoint(settings(served.url))
 
 
-def test_what_is_wrong_with_the_settings_is_one_line(tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_settings_is_one_line() -> None:
     with pytest.raises(
         ConfigError, match=r"reward_model\.judge\.url = http://127\.0\.0\.1:9/v1: no answer of model 'judge'"
     ):
-        check_endpoint(settings("http://127.0.0.1:9/v1", tmp_path))
+        check_endpoint(settings("http://127.0.0.1:9/v1"))
     with pytest.raises(ConfigError, match=r"reward_model\.judge\.model is empty"):
-        check_endpoint(settings("http://127.0.0.1:9/v1", tmp_path, model=""))
-    (tmp_path / "answers.sqlite").write_text("no table " * 100)
-    with pytest.raises(ConfigError, match=r"reward_model\.judge\.cache = .*answers\.sqlite: "):
-        check_endpoint(settings("http://127.0.0.1:9/v1", tmp_path))
+        check_endpoint(settings("http://127.0.0.1:9/v1", model=""))
+    ANSWERS.write_text("no table " * 100)
+    with pytest.raises(ConfigError, match=r"\.cache/judge\.sqlite, the file of the judge's answers: "):
+        check_endpoint(settings("http://127.0.0.1:9/v1"))
 
 
-def test_places_are_swapped_so_that_a_judge_of_places_gives_ties(tmp_path: Path) -> None:
+def test_places_are_swapped_so_that_a_judge_of_places_gives_ties() -> None:
     cases = [("Hi", "xx", "x"), ("Hi", "x", "xxx"), ("Hi", "x", "x")]
     with serving(by_length) as served:
-        fair = Endpoint(settings(served.url, tmp_path))
+        fair = Endpoint(settings(served.url))
         assert compare_pairs(fair, "long", cases) == [
             Preference(1.0, True),
             Preference(0.0, True),
@@ -135,19 +143,19 @@ def test_places_are_swapped_so_that_a_judge_of_places_gives_ties(tmp_path: Path)
         ]
         fair.close()
     with serving(lambda *_: (200, "Better: first")) as served:
-        biased = Endpoint(settings(served.url, tmp_path / "biased"))
+        biased = Endpoint(settings(served.url, model="biased"))
         assert compare_pairs(biased, "long", cases) == [Preference(0.5, False)] * 3
         biased.close()
     with serving(lambda question, _: (200, "I cannot say" if "xxx" in question else "Better: tie")) as served:
-        mute = Endpoint(settings(served.url, tmp_path / "mute"))
+        mute = Endpoint(settings(served.url, model="mute"))
         assert compare_pairs(mute, "long", cases) == [Preference(0.5, True), None, Preference(0.5, True)]
         mute.close()
 
 
-def test_two_evaluations_are_compared(tmp_path: Path) -> None:
+def test_two_evaluations_are_compared() -> None:
     first, second = answered(a=1.0, b=0.5), answered("b", a=0.0, b=0.5)
     with serving(lambda *_: (200, "Better: tie")) as served:
-        config = RewardModelConfig(judge=settings(served.url, tmp_path))
+        config = RewardModelConfig(judge=settings(served.url))
         found = compare_by_judge(config, task_of({}), first, second)
     assert (found.win_rate.mean, found.win_rate.problems, found.consistent, found.unjudged) == (0.5, 1, 1.0, 0)
 
