@@ -232,7 +232,7 @@ def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float, fal
 
 def stories(steps: int, tokens: int, rate: float, falls: Mapping[str, int]) -> Setting:
     """Word problems: a sentence is at most 6 tokens, a line of the response at most 8."""
-    fields = level("stories", range(steps, steps + 1), 4096, 64, 10 + 6 * steps, 8 * steps + 6)
+    fields = level("bench.learning.stories:stories", range(steps, steps + 1), 4096, 64, 10 + 6 * steps, 8 * steps + 6)
     return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens, falls)
 
 

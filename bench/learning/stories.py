@@ -1,4 +1,4 @@
-"""Word problems: a synthetic task of reading, whose verbs must be understood.
+"""Word problems: a generated task of reading, whose verbs must be understood.
 
     Ann has 12 pens. She buys 5. She counts 3. She loses 4.
 
@@ -98,4 +98,5 @@ STORIES = Puzzle(
     guess=_guess,
     words=True,
 )
-TASK = TaskKind("tasks.synthetic.stories:verify_stories", STORIES)
+stories = TaskKind("bench.learning.stories:verify_stories", STORIES)
+"""`task.name: bench.learning.stories:stories`."""
