@@ -91,13 +91,20 @@ def rollout_settings(config: Config) -> RolloutConfig:
     """The rollout section; its environment is the task's own where none is named. Raises ConfigError, also for an
     evaluation set that needs another one."""
     kinds = [find_kind(source.config.name) for source in task_sources(config.task)]
-    name = config.rollout.environment or next((kind.environment for kind in kinds if kind.environment), "")
+    name, options = config.rollout.environment, config.rollout.environment_options
+    if config.rollout.serve:
+        if name:
+            raise ConfigError("rollout.serve and rollout.environment are both set; keep one of them")
+        name, options = "served", {**options, "agent": config.rollout.serve}
+    name = name or next((kind.environment for kind in kinds if kind.environment), "")
     if not name and any(kind.episodes for kind in kinds):
-        raise ConfigError(f"task.name {config.task.name!r} is judged by its environment; give rollout.environment")
+        raise ConfigError(
+            f"task.name {config.task.name!r} is judged by its environment; give rollout.environment or rollout.serve"
+        )
     for one in evaluation_sets(config.task):
         if find_kind(one.config.name).environment not in ("", name):
             raise ConfigError(f"task.eval_sets: {one.label} needs an environment that the run lacks; leave it out")
-    return config.rollout.model_copy(update={"environment": name})
+    return config.rollout.model_copy(update={"environment": name, "environment_options": options})
 
 
 def judged_by_model(config: TaskConfig) -> bool:

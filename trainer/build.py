@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from core.config import Config, Device
 from core.environments.protocol import load_environment
+from core.environments.served import load_agent
 from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
@@ -101,6 +102,8 @@ def check_methods(config: Config) -> None:
     algorithm = config.algorithm
     if path := rollout_settings(config).environment:
         load_environment(path)
+    if config.rollout.serve:
+        load_agent(config.rollout.serve)
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     check_ranking(config.replay)

@@ -15,10 +15,12 @@ FIELD = "rollout.environment"
 ENVIRONMENTS = {
     "calculator": "tasks.synthetic.calculator:Calculator",
     "guess": "tasks.games:Guess",
+    "served": "core.environments.served:Served",  # by `rollout.serve`
     "textarena": "tasks.games:TextArena",
 }
 """The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content
+TOOLS = "tools"  # role of a message of `reset` that is for the chat template: definitions of functions, a list in JSON
 Step = tuple[Messages, float, bool, dict[str, Any]]  # messages, reward, done, info
 
 

@@ -58,6 +58,9 @@ class RolloutConfig(Section):
     environment: str = ""
     """Environment that answers the policy's turns (docs/environments.md): a built-in's name, or 'module:Class',
     importable from the working directory; empty: the task's own, or none."""
+    serve: str = ""
+    """Agent written against the OpenAI interface, 'module:function', whose requests the policy answers: an environment,
+    too (docs/environments.md)."""
     environment_options: Options = Field({})
     """Arguments of the environment's class by name; JSON on the command line."""
     environment_workers: Count = 2

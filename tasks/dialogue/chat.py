@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from core.environments.protocol import TOOLS
 from core.errors import DataError, first_line
 
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
@@ -80,14 +81,17 @@ def load_messages(text: str) -> Messages:
 def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
     """The dialogue as the model reads it. `reply`: append what begins the assistant's next turn. Raises DataError when
     the chat template refuses the dialogue: it may allow no system message, or only alternating roles."""
-    if not getattr(tokenizer, "chat_template", None):
+    template = getattr(tokenizer, "chat_template", None) or ""
+    tools = next((json.loads(message.content) for message in messages if message.role == TOOLS), None)
+    if tools and "tools" not in str(template):
+        raise DataError(f"{where}: the chat template takes no tools; use another one, or describe them in a message")
+    if not template:
         return _turns(messages) + ("\n\nAssistant: " if reply else "")
     from jinja2 import TemplateError  # imported late, so that the commands start faster
 
     try:
-        text = tokenizer.apply_chat_template(
-            [asdict(message) for message in messages], add_generation_prompt=reply, tokenize=False
-        )
+        said = [asdict(message) for message in messages if message.role != TOOLS]
+        text = tokenizer.apply_chat_template(said, tools=tools, add_generation_prompt=reply, tokenize=False)
     except TemplateError as error:
         raise DataError(
             f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); fix or delete "

@@ -1,6 +1,7 @@
 """Turns as tokens: where actions end, what follows them, and what a whole response tells."""
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from core.environments.protocol import Answer, Messages, load_environment
+from core.environments.served import Served
 from core.environments.turns import TurnTokens
 from core.errors import ConfigError, DataError
 from core.records import Finish, IntArray, Start, Trajectory, World
@@ -135,10 +137,10 @@ def test_states_begin_after_answers_and_never_inside_or_before_one() -> None:
     assert trajectory.generated.tolist() == mask.tolist()
 
 
-def test_the_environment_of_the_documents_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_of_the_documents_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "my_environments.py").write_text(example, encoding="utf-8")
+    for name, example in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -146,3 +148,9 @@ def test_the_environment_of_the_documents_answers(tmp_path: Path, monkeypatch: p
     assert shop.reset(World("p", "What is an apple?", "0.40")) == []
     assert shop.step("PRICE(apple)") == ([{"role": "user", "content": "0.40"}], 0.0, False, {})
     assert shop.step("0.40") == ([], 1.0, True, {"correct": True})
+    with closing(Served("my_agents:buy")) as bought:
+        asked, tools = bought.reset(World("p", "What is an apple?", "0.40"))
+        assert (asked["content"], tools["role"]) == ("What is an apple?", "tools")
+        call = '<tool_call>{"name": "price", "arguments": {"fruit": "apple"}}</tool_call>'
+        assert bought.step(call) == ([{"role": "tool", "content": "0.40"}], 0.0, False, {})
+        assert bought.step("0.40") == ([], 1.0, True, {})

@@ -98,6 +98,16 @@ def test_a_dialogue_that_the_template_refuses_is_named(tmp_path: Path, tokenizer
         encode_problems(config, tokenizer, Items(items, items, LeftOut()), limits=TokenLimits(90, 20), context=8192)
 
 
+def test_tools_are_for_the_chat_template(tokenizer: Tokenizer) -> None:
+    asked = [MESSAGES[0], Message("tools", '[{"name": "add"}]')]
+    tokenizer.chat_template = "{{ tools[0].name }}" + MARKED
+    assert tokenizer.decode(chat.prompt_ids(tokenizer, asked, "x")).startswith("add<user>Hi\n<assistant>")
+    for template in (MARKED, None):
+        tokenizer.chat_template = template
+        with pytest.raises(DataError, match="row 1: the chat template takes no tools; use another one"):
+            chat.prompt_ids(tokenizer, asked, "row 1")
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = "{{ messages | length }}" + MARKED
     with pytest.raises(DataError, match="row 1: the chat template of the tokenizer rewrites earlier turns"):
