@@ -45,6 +45,7 @@ class _Sample:
     rewards: list[tuple[int, float]] = field(default_factory=list)
     total: float = 0.0
     turns: int = 0
+    repeated: int = 0  # of these
     finish: Finish | None = None  # of its turn, which has ended
     action: str = ""  # the text of that turn
     due: int = 0  # step of the engine at which what is answered to it is used
@@ -164,7 +165,8 @@ class EpisodeEngine(Engine):
         world = one.job.start.world
         try:
             if one.opened:
-                one.turns, one.total = one.turns + 1, one.total + answer.reward
+                one.turns, one.repeated = one.turns + 1, one.repeated + 1
+                one.total += answer.reward
             elif one.turns == 0 and world is not None and digest(answer.messages) != world.opening:
                 raise DataError("reset has returned other messages than before")
             if one.past is not None:
@@ -234,7 +236,7 @@ class EpisodeEngine(Engine):
 
     def _finish(self, one: _Sample, finish: Finish, last: Answer | None = None) -> None:
         said = (None, "") if last is None else (last.correct, last.detail)
-        episode = Episode(tuple(one.rewards), one.total, one.turns, *said)
+        episode = Episode(tuple(one.rewards), one.total, one.turns, *said, repeated=one.repeated)
         key = self._forget(one)
         self._done.append(Continuation(*key, one.tokens, one.logprobs, one.versions, finish, one.mask, episode))
 

@@ -8,7 +8,7 @@ R = K + C response tokens, S states. Arrays are numpy, tokens int32, reals float
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -116,6 +116,12 @@ class Episode:
     turns: int  # of the policy, with those of a replayed prefix
     correct: bool | None = None  # None: it did not say
     detail: str = ""
+    repeated: int = field(default=0, compare=False)  # turns that rebuilt its state; a snapshot spares them
+
+    @property
+    def steps(self) -> int:
+        """What the environment did for it."""
+        return self.repeated + len(self.rewards)
 
     @property
     def succeeded(self) -> bool:
@@ -164,6 +170,16 @@ class Trajectory:
         lengths = np.union1d(lengths, answered)
         return lengths[self.mask[lengths - depth]].astype(np.int32)
 
+    def steps_before(self, lengths: IntArray) -> IntArray:
+        """[S] answers of an environment before states inside the continuation: as many steps rebuild each."""
+        mask, episode = self.generated, self.episode
+        if episode is None:  # a canonical solution
+            ends, prefix = np.flatnonzero(mask[:-1] & ~mask[1:]), 0
+        else:
+            ends, prefix = np.array([at for at, _ in episode.rewards]), episode.turns - len(episode.rewards)
+        found = prefix + np.searchsorted(ends, lengths - self.start.prefix_ids.size)
+        return found.astype(np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -190,6 +206,11 @@ class Judged:
     trajectory: Trajectory
     verdict: Verdict
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
+
+    @property
+    def reward(self) -> float:
+        """The sum of the continuation's rewards: the verdict's, and those of steps and turns."""
+        return self.verdict.reward + (0.0 if self.step_rewards is None else float(self.step_rewards.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +245,7 @@ class CutTrajectory:
     lengths: IntArray  # [S]
     values: FloatArray  # [S] the critic's value of each state
     provenance: Provenance
-    reward: float  # of the whole response
+    reward: float  # `Judged.reward`
     version: int  # weight version at which the values were computed
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
     truncated: bool = False  # the response lacks its end
@@ -232,6 +253,7 @@ class CutTrajectory:
     share: float | None = None  # `Verdict.share`
     decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
     mask: Flags | None = None  # [C] as of the trajectory
+    steps: IntArray | None = None  # [S] steps of an environment that rebuild each state; None: 0
 
     @property
     def success(self) -> float:

@@ -239,7 +239,7 @@ def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[s
         "prefix": decode(start.prefix_ids),
         "continuation": decode(item.trajectory.tokens),
         "finish": item.trajectory.finish.name,
-        "reward": verdict.reward,
+        "reward": item.judged.reward,
         "correct": verdict.correct,
         "detail": verdict.detail,
         "tokens": [decode(item.trajectory.tokens[at : at + 1]) for at in range(item.trajectory.tokens.size)],

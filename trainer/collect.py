@@ -48,6 +48,7 @@ def collect_metrics(
     batch, gap = result.batch, result.broadcast.gap
     judged = batch.all_judged
     tokens = sum(int(item.trajectory.generated.sum()) for item in judged)
+    episodes = [item.trajectory.episode for item in judged if item.trajectory.episode is not None]
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,
@@ -57,7 +58,7 @@ def collect_metrics(
         root_success=_success([item for item in judged if not item.trajectory.start.replayed]),
         replay_success=_success([item for item in judged if item.trajectory.start.replayed]),
         **_of_evaluation(evaluation),
-        reward=sum(item.verdict.reward for item in judged) / len(judged),
+        reward=sum(item.reward for item in judged) / len(judged),
         replay_share=sum(start.replayed for start in batch.starts) / len(batch.starts),
         **_of_errors(parts, result),
         imitated=len(result.imitated) if result.stats.policy_trained else 0,
@@ -68,6 +69,8 @@ def collect_metrics(
         logprob_gap_high=math.nan if gap is None else gap.high,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
+        environment_steps=sum(one.steps for one in episodes),
+        repeated_steps=sum(one.repeated for one in episodes),
         truncated_share=sum(item.trajectory.finish.truncated for item in judged) / len(judged),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
         **_of_flow(parts, result, seconds, busy_before),
@@ -103,7 +106,7 @@ def _by_source(parts: Components, result: IterationResult, evaluation: Evaluatio
             starts=float(len({item.trajectory.start.id for item in own})),
             root_success=_success([item.judged for item in own if not item.trajectory.start.replayed]),
             replay_success=_success([item.judged for item in own if item.trajectory.start.replayed]),
-            reward=sum(item.judged.verdict.reward for item in own) / len(own) if own else math.nan,
+            reward=sum(item.judged.reward for item in own) / len(own) if own else math.nan,
             evaluation_success=held_out[label].success.mean if label in held_out else math.nan,
         )
     return found

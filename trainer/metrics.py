@@ -79,7 +79,7 @@ class IterationMetrics:
     evaluation_majority: float = _metric(
         "success", "share", "Held-out problems whose most frequent sampled answer is right (maj@k).", math.nan
     )
-    reward: float = _metric("success", "1", "Mean reward of all continuations.")
+    reward: float = _metric("success", "1", "Mean reward of all continuations, with those of steps and turns.")
     replay_share: float = _metric("success", "share", "Starts of the iteration that are replayed states.")
     erroneous_share: float = _metric(
         "success", "share", "Replayed states that are already wrong, of those that the task can check."
@@ -140,6 +140,8 @@ class IterationMetrics:
 
     generated_tokens: int = _metric("tokens", "tokens", "Tokens generated in the iteration's training rollouts.")
     total_tokens: int = _metric("tokens", "tokens", "Tokens generated in training rollouts since the run began.")
+    environment_steps: int = _metric("tokens", "steps", "Steps of environments in the iteration's training rollouts.")
+    repeated_steps: int = _metric("tokens", "steps", "Of these, those that rebuilt replayed states.")
     truncated_share: float = _metric("tokens", "share", "Continuations that used up their token budget.")
     shared_share: float = _metric(
         "tokens", "share", "Tokens of the update that were read once for several rows that begin alike."

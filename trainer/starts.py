@@ -149,8 +149,7 @@ def cut_trajectories(
     for item, known in zip(judged, values, strict=True):
         if not math.isfinite(item.verdict.reward):
             continue
-        start = item.trajectory.start
-        depth = start.prefix_ids.size
+        start, depth = item.trajectory.start, item.trajectory.start.prefix_ids.size
         if chains and depth and item.verdict.correct:
             continue
         lengths = item.trajectory.states(boundaries)
@@ -168,7 +167,7 @@ def cut_trajectories(
                 lengths=lengths,
                 values=known[lengths - depth],
                 provenance=provenance(item),
-                reward=item.verdict.reward,
+                reward=item.reward,
                 version=version,
                 parent=start.state_key,
                 truncated=item.trajectory.finish.truncated,
@@ -176,6 +175,7 @@ def cut_trajectories(
                 share=item.verdict.share,
                 decided=decided_share(item.trajectory)[lengths - depth],
                 mask=item.trajectory.mask,
+                steps=item.trajectory.steps_before(lengths),
             )
         )
     return found

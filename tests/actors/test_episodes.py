@@ -194,7 +194,7 @@ def test_a_state_is_rebuilt_while_its_next_turn_is_generated(
                 one.episode.turns - len(one.episode.rewards) == sum(mark in LETTERS for mark in past.replace("<", ""))
                 or past
             )
-            assert one.episode.turns > len(one.episode.rewards)
+            assert one.episode.repeated == one.episode.turns - len(one.episode.rewards) > 0
         assert not here.dropped
         wrong = again[0].prefix_ids.copy()
         wrong[-2] = wrong[-2] + 1  # the letter inside the brackets of the last answer
@@ -273,5 +273,7 @@ def test_a_snapshot_stands_for_the_steps_before_it(engines: dict[bool, Any], tin
     assert all(asked[:8])
     assert not any(asked[8:])
     assert [one.episode for one in known] == [one.episode for one in rebuilt]
+    assert {one.episode.repeated for one in known if one.episode} == {0}
+    assert {one.episode.repeated for one in rebuilt if one.episode} != {0}
     assert tokens(known) == tokens(rebuilt)
     assert {(one.episode.turns, one.episode.total) for one in known if one.episode} == {(3, 1.5)}

@@ -124,6 +124,7 @@ def test_a_task_with_an_environment_judges_text_and_turns() -> None:
     assert judged.verdict.correct
     assert judged.step_rewards is not None
     assert judged.step_rewards.sum() == 0.5
+    assert judged.reward == 0.5 + judged.verdict.reward
     task.close()
 
 

@@ -21,6 +21,8 @@ SECONDS = PhaseSeconds(
 
 FLOW: dict[str, Any] = {
     "dropped_episodes": 0,
+    "environment_steps": 0,
+    "repeated_steps": 0,
     "stale_tokens": 0.0,
     "mean_staleness": 0.0,
     "max_staleness": 0,

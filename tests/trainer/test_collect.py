@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
-from core.records import Finish, Imitated, Judged, Problem, Scored, Start, Trajectory, Verdict
+from core.records import Episode, Finish, Imitated, Judged, Problem, Scored, Start, Trajectory, Verdict
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from replay.stats import combine
@@ -75,6 +75,21 @@ def test_shares_and_sums_by_hand() -> None:
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
     assert metrics.store_hit_rate == 0.0  # 0 of 8
+
+
+def test_rewards_and_steps_of_environments_by_hand() -> None:
+    """The first has 0.25 for a turn and 1 at the end, after a state of two turns; the second nothing for one turn."""
+    rows = []
+    for correct, rewards, repeated in ((True, ((1, 0.25), (2, 1.0)), 2), (False, ((2, 0.0),), 0)):
+        row = scored(START, 3, correct)
+        episode = Episode(rewards, 1.25, len(rewards) + repeated, repeated=repeated)
+        one = replace(row.judged, trajectory=replace(row.trajectory, episode=episode))
+        steps = np.array([0, 0.25, 0], np.float32) if correct else None
+        rows.append(replace(row, judged=replace(one, step_rewards=steps)))
+    metrics = collected(result(1, rows, STATS))
+    assert metrics.reward == (1.25 + 0) / 2
+    assert (metrics.environment_steps, metrics.repeated_steps) == (2 + 2 + 1, 2)
+    assert (measured(STATS).environment_steps, measured(STATS).repeated_steps) == (0, 0)
 
 
 def test_each_of_several_rewards_is_a_mean_over_the_responses_to_which_it_applies() -> None:

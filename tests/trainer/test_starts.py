@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from core.records import (
+    Episode,
     Finish,
     IntArray,
     Judged,
@@ -125,6 +126,25 @@ def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
     values = [np.zeros(8, np.float32)] * 2
     found = cut_trajectories([cut, ended], values, lambda _: ids(2, 4, 6, 7), 1, budget=8)
     assert [c.lengths.tolist() for c in found] == [[2, 4, 6], [2, 4, 6, 7]]
+
+
+def test_the_steps_that_rebuild_a_state_are_the_answers_before_it() -> None:
+    """Two turns in the prefix of three tokens. Then: 8, answer, 9 10, answer, 11."""
+    state = replayed_starts([STATE], {"p": PROBLEM}, 1, 0, 1)[0]
+    mask = np.array([1, 0, 1, 1, 0, 1], np.bool_)
+    episode = Episode(((0, 0.0), (3, 0.0), (5, 1.0)), 1.0, turns=5, repeated=2)
+    plain = judged(state, ids(*range(8, 14)), correct=True)
+    item = replace(plain, trajectory=replace(plain.trajectory, mask=mask, episode=episode))
+    values = [np.zeros(6, np.float32)]
+    found = cut_trajectories([item], values, lambda _: ids(6), 1)[0]
+    assert found.lengths.tolist() == [5, 6, 8]  # after the first answer, inside the second turn, after its answer
+    assert found.steps is not None
+    assert found.steps.tolist() == [3, 3, 4]
+    assert episode.steps == 5  # three, and two that were repeated
+    root = fresh_starts([PROBLEM], 1, 0, 1)[0]
+    canonical = replace(item.trajectory, start=root, episode=None)
+    assert canonical.steps_before(ids(2, 3, 5)).tolist() == [1, 1, 2]
+    assert replace(canonical, mask=None).steps_before(ids(2, 3)).tolist() == [0, 0]
 
 
 def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:

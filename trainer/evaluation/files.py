@@ -57,7 +57,7 @@ def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
         "sample": item.trajectory.sample,
         "response": task.decode(item.trajectory.response_ids),
         "truncated": item.trajectory.finish.truncated,
-        "reward": item.verdict.reward,
+        "reward": item.reward,
         "correct": item.verdict.correct,
         "detail": item.verdict.detail,
         "judge_failed": item.verdict.judge_failed,

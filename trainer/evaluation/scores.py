@@ -118,7 +118,7 @@ def score_responses(
     for i, (problem, item) in enumerate(zip(problems, greedy, strict=True)):
         correct = [one.verdict.correct for one in sampled[i * samples : (i + 1) * samples]]
         vote = majority(answers[problem.id], correct) if problem.id in answers and samples else None
-        rows.append(_Row(float(item.verdict.correct), item.verdict.reward, sum(correct), vote))
+        rows.append(_Row(float(item.verdict.correct), item.reward, sum(correct), vote))
 
     def _grouped(name: Callable[[Problem], str]) -> dict[str, Scores]:
         groups: defaultdict[str, list[_Row]] = defaultdict(list)
