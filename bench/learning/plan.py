@@ -238,7 +238,7 @@ def stories(steps: int, tokens: int, rate: float, falls: Mapping[str, int]) -> S
 
 def lock(presses: int, tokens: int, falls: Mapping[str, int]) -> Setting:
     """The lock, by the presses of its shortest way. Up to 8 presses of 3 tokens are allowed, and a word."""
-    fields = level("lock", range(presses, presses + 1), 2048, 64, 12, 30)
+    fields = level("bench.learning.lock:lock", range(presses, presses + 1), 2048, 64, 12, 30)
     of_task = {**_guessing(6, 1000), "learner.policy_lr": 1.4e-3, "algorithm.kl_coefficient": 0.1}
     return Setting({**fields, **of_task}, tokens, falls)
 

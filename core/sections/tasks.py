@@ -25,7 +25,6 @@ SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
 TASKS = {
     "arithmetic": "tasks.synthetic.arithmetic:TASK",
-    "lock": "tasks.synthetic.lock:TASK",
     "rule": "tasks.synthetic.rule:TASK",
     "calculator": "tasks.synthetic.calculator:TASK",
     "sums": "tasks.synthetic.sums:TASK",
@@ -53,7 +52,7 @@ class StarterConfig(Section):
     heads: Count = 4
     """Attention heads."""
     vocabulary: Annotated[int, Field(ge=300)] = 2048
-    """Tokens of the byte-level BPE (text tasks; generated tasks use characters)."""
+    """Tokens of the byte-level BPE (text tasks, sums and guess; the other generated tasks use characters)."""
     steps: Whole = 700
     """Optimizer steps of supervised warm-start; 0: random weights (for `launch.py sft`)."""
     batch_size: Count = 64
@@ -65,7 +64,7 @@ class StarterConfig(Section):
     slip: UnitInterval = 0.0
     """Generated tasks: share of warm-start solutions without their last line; training must correct this habit."""
     guess: UnitInterval = 0.0
-    """Tasks rule and lock: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
+    """Task rule: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
     cache: Path = Path(".cache/starters")
     """Where built starters are kept, by hash of these settings."""
 
@@ -165,7 +164,7 @@ class ProblemsConfig(Section):
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, lock, rule, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, rule, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     parameters: Options = Field({})
@@ -180,7 +179,7 @@ class ProblemsConfig(Section):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
     min_operations: Count = 4
-    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; rule: lines; calculator: calls; sums: sums and differences)."""
+    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; rule: lines; calculator: calls; sums: sums and differences)."""
     max_operations: Count = 10
     """Generated tasks: most operations of a problem to train on."""
     problems: AutoCount = Field(AUTO)

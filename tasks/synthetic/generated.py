@@ -5,7 +5,6 @@ import operator
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,8 +18,6 @@ EVALUATION_SHARE = 8  # one problem in this many is for evaluation
 TRIES = 1000  # failed draws of a new problem after which its length counts as used up
 
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +88,6 @@ def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Gene
         if rng.random() < starter.guess:
             return puzzle.guess(text, rng)
     return careless(puzzle.solution(text), starter.slip, rng)
-
-
-def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:
-    """Whether `text` is the beginning of a correct response, also inside a line. `options`: state -> next lines from
-    which the end can be reached, each with the state after it; none at the end, where only line breaks may follow."""
-    *lines, last = text.split("\n")
-    for position, line in enumerate(lines):
-        follow = options(state)
-        if not follow:
-            return not any(lines[position:]) and not last
-        if line not in follow:
-            return False
-        state = follow[line]
-    return not last or any(line.startswith(last) for line in options(state))
 
 
 def begins(solution: Callable[[str], str]) -> Callable[[str, str], bool]:

@@ -79,10 +79,10 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     config, target, against, responses, local = asked.pop()
     assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
     assert (against, responses, local) == ("", None, False)
-    options = ["--checkpoint", policy, "--task", "lock", "--against", "b", "--responses", "r.parquet"]
+    options = ["--checkpoint", policy, "--task", "rule", "--against", "b", "--responses", "r.parquet"]
     assert launch.main(["evaluate", *options]) == 0
     config, target, against, responses, local = asked.pop()
-    assert (config.run.iterations, config.task.name, target) == (7, "lock", policy)
+    assert (config.run.iterations, config.task.name, target) == (7, "rule", policy)
     assert (against, responses) == ("b", Path("r.parquet"))
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()

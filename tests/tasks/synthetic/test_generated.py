@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.learning import stories
+from bench.learning import lock, stories
+from bench.learning.lock import LOCK
 from bench.learning.stories import STORIES
 from core.config import StarterConfig
 from core.errors import ConfigError, DataError
@@ -23,11 +24,10 @@ from core.sections.tasks import TASKS
 from tasks.games import GUESS
 from tasks.judge_worker import load_verifier
 from tasks.kinds import TaskKind, find_kind
-from tasks.synthetic import lock, rule
+from tasks.synthetic import rule
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.synthetic.calculator import CALCULATOR
 from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
-from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
 from tasks.synthetic.sums import SUMS
 
@@ -96,7 +96,8 @@ def test_a_prefix_is_correct_if_and_only_if_brute_force_finds_a_right_end(
 
 
 def kind_of(puzzle: Puzzle) -> TaskKind:
-    return find_kind("bench.learning.stories:stories" if puzzle == STORIES else puzzle.name)
+    name = puzzle.name
+    return find_kind(f"bench.learning.{name}:{name}" if puzzle in (LOCK, STORIES) else name)
 
 
 def verifier(puzzle: Puzzle) -> Callable[[str, str], Verdict]:
@@ -194,9 +195,8 @@ def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
 
 
 def test_every_generated_task_has_a_checker() -> None:
-    assert {find_kind(name).puzzle for name in TASKS} == {*PUZZLES, GUESS, None} - {
-        STORIES
-    }  # a game: tests/tasks/test_games.py
+    ours = {*PUZZLES, GUESS, None} - {LOCK, STORIES}  # a game: tests/tasks/test_games.py; bench: bench/learning
+    assert {find_kind(name).puzzle for name in TASKS} == ours
     assert all(kind_of(puzzle).puzzle == puzzle for puzzle in PUZZLES)
     assert all(
         not is_for_evaluation(item.reference) for item in puzzle_items(LOCK, 3, range(1, 4), 50, evaluation=False)

@@ -1,4 +1,4 @@
-"""The lock: a synthetic task of planning, with traps that cannot be left.
+"""The lock: a generated task of planning, with traps that cannot be left.
 
 A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its
 number from 0; all modulo 20). The prompt `f>q!bdjors` gives its position, the position where the lock opens, and six
@@ -23,7 +23,7 @@ import numpy as np
 from core.errors import DataError
 from core.records import Verdict
 from tasks.kinds import TaskKind
-from tasks.synthetic.generated import Puzzle, can_follow, wrong
+from tasks.synthetic.generated import Puzzle, wrong
 
 LETTERS = "abcdefghijklmnopqrst"  # the positions, by their numbers: one token each, as small models need it
 POSITIONS = len(LETTERS)
@@ -90,7 +90,16 @@ def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
 def _prefix_correct(text: str, response: str) -> bool:
     """Whether the lock can still be opened after this prefix of a response; exact, also inside a line."""
     lock = read_lock(text)
-    return can_follow(response, Dial(lock.start, 0), lambda dial: _options(lock, dial))
+    dial = Dial(lock.start, 0)
+    *lines, last = response.split("\n")
+    for position, line in enumerate(lines):
+        follow = _options(lock, dial)
+        if not follow:
+            return not any(lines[position:]) and not last
+        if line not in follow:
+            return False
+        dial = follow[line]
+    return not last or any(line.startswith(last) for line in _options(lock, dial))
 
 
 def _solution(text: str) -> str:
@@ -158,4 +167,5 @@ def _presses(text: str) -> int:
 LOCK = Puzzle(
     "lock", LETTERS + ">!+-*\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses"), guess=_guess
 )
-TASK = TaskKind("tasks.synthetic.lock:verify_lock", LOCK)
+lock = TaskKind("bench.learning.lock:verify_lock", LOCK)
+"""`task.name: bench.learning.lock:lock`."""
