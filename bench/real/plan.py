@@ -29,7 +29,7 @@ ARMS: Mapping[str, Fields] = {
 }
 TUNING_SEED = 0
 THREADS = 2  # of engine and learner
-RATES = (1e-5, 2e-5, 4e-5)  # tried for every arm of a tuned part
+RATES = (1e-5, 2e-5)  # tried for every arm of a tuned part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("epochs", "neither"), ("imitation", "epochs"),
@@ -82,9 +82,9 @@ class Part:
 FACTORS = ("neither", "imitation", "replay", "both")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
-    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 400_000, 16),
-    "sums": Part("demo", (*FACTORS, "grpo"), 8, {"task.eval_problems": 200}, 60_000, tuned=True),
-    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 400_000, 16),
+    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 160_000, 8),
+    "sums": Part("demo", (*FACTORS, "grpo"), 6, {"task.eval_problems": 200}, 45_000, tuned=True),
+    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 160_000, 8),
 }
 
 

@@ -132,10 +132,9 @@ def test_every_arm_is_tuned_with_as_many_runs_and_its_best_rate_is_used() -> Non
     found = [
         _tried(1e-5, [0, 0, 0, 0, 0.25, 0.25]),
         _tried(2e-5, [0.9, 0, 0, 0, 0, 0.5]),
-        _tried(4e-5, [0.9, 0.9, 0.9, 0.9, 0.1, 0.1]),
     ]
     assert best_rate(found) == 1e-5  # as good as 2e-5, and smaller
-    assert best_rate(found[:2]) is None
+    assert best_rate(found[:1]) is None
     assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [1e-5, None]
 
 
