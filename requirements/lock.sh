@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Regenerates cpu.txt, gpu.txt, dev.txt, reasoning.txt, games.txt and docs.txt from pyproject.toml. Needs `uv` (make setup installs it; or pip
+# Regenerates cpu.txt, gpu.txt, dev.txt, reasoning.txt, games.txt, verifiers.txt and docs.txt from pyproject.toml. Needs `uv` (make setup installs it; or pip
 # install uv).
 # Where uv finds the CPU build of torch goes into CPU_OPTIONS, e.g. CPU_OPTIONS='--find-links /path/to/wheels'.
 set -euo pipefail
@@ -18,7 +18,7 @@ CPU_OPTIONS=${CPU_OPTIONS:---torch-backend cpu}
 # shellcheck disable=SC2086
 compile ../pyproject.toml cpu.txt --extra cpu --excludes excludes.txt -c constraints.txt $CPU_OPTIONS
 compile ../pyproject.toml gpu.txt --extra gpu --python-platform x86_64-manylinux_2_28
-for extra in dev reasoning games; do
+for extra in dev reasoning games verifiers; do
     # shellcheck disable=SC2086
     extra $extra | compile - $extra.txt -c cpu.txt $CPU_OPTIONS
 done

@@ -17,6 +17,7 @@ ENVIRONMENTS = {
     "guess": "tasks.games:Guess",
     "served": "core.environments.served:Served",  # by `rollout.serve`
     "textarena": "tasks.games:TextArena",
+    "verifiers": "tasks.verifiers:Verifiers",  # of the task of this name
 }
 """The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content

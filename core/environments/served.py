@@ -47,10 +47,10 @@ def load_agent(path: str) -> Callable[..., Any]:
 
 
 class Served:
-    """The episode of an agent."""
+    """The episode of an agent: a function, or its import path."""
 
-    def __init__(self, agent: str) -> None:
-        self._agent, self._key = load_agent(agent), secrets.token_hex(16)
+    def __init__(self, agent: Callable[..., Any] | str) -> None:
+        self._agent, self._key = load_agent(agent) if isinstance(agent, str) else agent, secrets.token_hex(16)
         self._thread: threading.Thread | None = None
         self._events: SimpleQueue[Messages | float | BaseException] = SimpleQueue()  # requests, or how the agent ended
         self._lock = threading.Lock()  # of what follows

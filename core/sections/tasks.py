@@ -30,6 +30,7 @@ TASKS = {
     "sums": "tasks.synthetic.sums:TASK",
     "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
     "guess": "tasks.games:TASK",
+    "verifiers": "tasks.verifiers:TASK",
     "gsm8k": "tasks.mathematics.answers:GSM8K",
     "math": "tasks.mathematics.answers:MATH",
     "mbpp": "tasks.code.formats:MBPP",
@@ -164,11 +165,11 @@ class ProblemsConfig(Section):
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); empty: the task generates its problems (arithmetic, rule, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); an environment of verifiers (task verifiers); empty: the task generates its problems (arithmetic, rule, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     parameters: Options = Field({})
-    """Task reasoning_gym: parameters of its data set by name, all but seed and size."""
+    """Task reasoning_gym: parameters of its data set by name, all but seed and size. Task verifiers: arguments of its environment."""
     columns: Columns = Columns()
     template: str = "{prompt}"
     """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text."""
