@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core import PROGRAM, ROOT
-from core.command_line import OptionParser
 from core.config import Config
-from core.load import load_config, override
+from core.load import OptionParser, load_config, override
 
 DEFAULT = ROOT / "configs" / "arithmetic.yaml"
 """The recipe without --config. Its path is not relative to launch.py, because `ray submit` copies only that file."""

@@ -105,7 +105,7 @@ def take_steps(
     group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
 ) -> None:
     """All steps after the checkpoint `resumed`. DivergenceError after learner.max_skipped_steps skipped in a row."""
-    from learner.schedule import learning_rate
+    from learner.state import learning_rate
 
     settings, rows = job.settings, len(job.train)
     total, first, skipped, begun = settings.epochs * steps_per_epoch(rows, settings.batch_size), 0, 0, time.monotonic()

@@ -14,11 +14,10 @@ from pathlib import Path
 from commands.options import DEFAULT, configuration
 from commands.preflight import preflight
 from core import PROGRAM
-from core.command_line import FIELDS
 from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
-from core.load import dump_config, load_config, override, setting
+from core.load import FIELDS, dump_config, load_config, override, setting
 from core.plan import batch_plan, plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import RunConsole

@@ -1,18 +1,194 @@
-"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do."""
+"""The configuration from YAML files and command-line options: reads both, explains the fields, names the nearest for a
+typo. Every error is one line that names the field and says what to do.
 
+Invariant: an option is `--` and the field's dotted name in a recipe; hyphens count as underscores.
+"""
+
+import argparse
+import difflib
+import json
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from core import ROOT
-from core.command_line import FIELDS, OptionParser, nearest
+from core import PROGRAM, ROOT
 from core.config import Config, EvaluationSetConfig, SourceConfig
 from core.errors import ConfigError
+
+MEANINGS: Mapping[str, str] = {
+    "run.iterations": "steps max_steps total_steps num_episodes total_epochs",
+    "run.root": "output_dir save_path ckpt_path default_local_dir",
+    "run.checkpoint_every": "save_steps save_freq save_every",
+    "model.path": "model pretrain model_name model_name_or_path",
+    "task.path": "dataset data prompt_data train_files",
+    "rollout.starts": "batch_size rollout_batch_size train_batch_size",
+    "rollout.samples": "n n_samples n_samples_per_prompt num_generations group_size",
+    "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len",
+    "rollout.max_response_tokens": (
+        "max_tokens max_new_tokens max_response_length max_completion_length generate_max_len"
+    ),
+    "rollout.gpu_memory_share": "gpu_memory_utilization",
+    "rollout.tensor_parallel": "tensor_parallel_size",
+    "rollout.actors": "num_engines vllm_num_engines workers num_workers",
+    "replay.ratio": "share fraction replay_ratio replay_share replay_fraction",
+    "algorithm.estimator": "advantage_estimator adv_estimator",
+    "algorithm.clip_low": "clip clip_ratio clip_range cliprange eps_clip epsilon",
+    "algorithm.kl_coefficient": "kl_coef init_kl_coef kl_loss_coef beta",
+    "algorithm.entropy_coefficient": "entropy_coef entropy_coeff",
+    "algorithm.policy_lambda": "lam lambd gae_lambda",
+    "learner.policy_lr": "lr learning_rate actor_lr actor_learning_rate policy_learning_rate",
+    "learner.value_lr": "critic_lr critic_learning_rate value_learning_rate",
+    "learner.epochs": "ppo_epochs num_ppo_epochs num_train_epochs max_epochs",
+    "learner.minibatches": "mini_batch_size ppo_mini_batch_size num_mini_batches",
+    "learner.micro_batch_tokens": "micro_batch_size micro_train_batch_size",
+    "learner.max_grad_norm": "max_norm grad_clip",
+    "evaluation.every": "eval_steps eval_every test_freq",
+    "monitor.sinks": "report_to logger loggers log_with use_wandb use_tensorboard",
+    "monitor.project": "wandb_project project_name experiment_name",
+}
+"""What OpenRLHF, verl, TRL and others call our fields."""
+RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
+"""A field name without its section is looked up in these sections last, except in the section's own command."""
+_Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
+KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _leaves(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+FIELDS: Mapping[str, FieldInfo] = dict(_leaves(Config))
+"""Every field by its dotted name: 'run.seed', 'task.columns.prompt', ..."""
+
+
+def explained(field: FieldInfo) -> str:
+    """The text below a field, in one line."""
+    return " ".join((field.description or "").split())
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Parses fields into `fields`, a list of '--section.field=value', and the options that a command adds."""
+
+    def __init__(self, command: str = "", about: str = "", fields: bool = True) -> None:
+        """`fields`: False for a command that takes no configuration."""
+        prog = f"{PROGRAM} {command}"
+        super().__init__(prog, description=about, add_help=False, allow_abbrev=False, formatter_class=_Formatter)
+        self._section = command.replace("-", "_")
+        self.set_defaults(fields=[])
+        self.add_argument(
+            "-h", "--help", action=_Help, nargs="?", metavar="SECTION", help="this text, or a section's fields"
+        )
+        if fields:
+            self.epilog = overview()
+            for name in FIELDS:
+                self.add_field(f"--{name}", name)
+
+    def add_field(self, option: str, name: str, **shown: str) -> None:
+        """An option that sets the field `name`; `shown`: metavar and help, without which --help leaves it out."""
+        template = f"--{name}={{}}"
+        shown = shown or {"help": argparse.SUPPRESS}
+        self.add_argument(option, dest="fields", action="append", type=template.format, **shown)  # type: ignore[arg-type]
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments. Raises ConfigError that names an unknown option and the nearest known one."""
+        plain = [re.sub("^--[^=]+", lambda name: "--" + name[0][2:].replace("-", "_"), text) for text in arguments]
+        known, rest = self.parse_known_args(plain)
+        for text in sorted(rest, key=lambda text: not text.startswith("-")):
+            name = text.partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"unexpected argument {name!r}")
+            names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+            self.error(f"unknown option {name!r}; the nearest is '--{nearest(name.lstrip('-'), names, self._section)}'")
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"command line: {message}")
+
+
+class _Help(argparse.Action):
+    """Prints the short help text, or with a section the explanation of its fields, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: argparse.Namespace, section: Any, __: Any = None) -> None:
+        print(explanation(section) if section else parser.format_help(), end="")
+        parser.exit()
+
+
+def overview() -> str:
+    """All fields with their defaults, a paragraph per section."""
+    lines = ["fields, --section.field VALUE, with their defaults (--help SECTION explains them):"]
+    for section in Config.model_fields:
+        names = [name for name in FIELDS if name.startswith(f"{section}.")]
+        text = ", ".join(f"{name.removeprefix(f'{section}.')}={default_text(FIELDS[name])}" for name in names)
+        width = max(60, shutil.get_terminal_size().columns - 2)
+        lines.append(textwrap.fill(text, width, initial_indent=f"  {section:<13}", subsequent_indent=" " * 15))
+    return "\n".join(lines)
+
+
+def explanation(section: str) -> str:
+    """Type, meaning and default of every field of a section. Raises ConfigError when there is no such section."""
+    if section not in Config.model_fields:
+        raise ConfigError(f"--help: no section {section!r}; the nearest is {nearest(section, Config.model_fields)!r}")
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Formatter)
+    kind = Config.model_fields[section].annotation
+    group = parser.add_argument_group(section, kind.__doc__ if kind else "")
+    for name, field in FIELDS.items():
+        if name.startswith(f"{section}."):
+            about = f"{explained(field)} (default: {default_text(field)})".replace("%", "%%")
+            group.add_argument(f"--{name}", metavar=value_kind(field), help=about)
+    return parser.format_help()
+
+
+def default_text(field: FieldInfo) -> str:
+    """The default as an option would give it."""
+    return json.dumps(field.default, default=str).strip('"') or '""'
+
+
+def value_kind(field: FieldInfo) -> str:
+    """What a value looks like."""
+    choices = get_args(field.annotation)
+    if get_origin(field.annotation) is Literal:
+        return "{" + ",".join(choices) + "}"
+    if get_origin(field.annotation) in (dict, tuple):
+        return "JSON"
+    return next(KINDS[kind] for kind in (field.annotation, *choices) if kind in KINDS)
+
+
+def nearest(name: str, names: Iterable[str], section: str = "") -> str:
+    """The one of `names` that `name` means, or else the most similar. A name without a section is first looked up in
+    `section`.
+
+    >>> nearest("replay.ratoi", FIELDS), nearest("learning_rate", FIELDS), nearest("lr", FIELDS, "sft")
+    ('replay.ratio', 'learner.policy_lr', 'sft.lr')
+    """
+    known = list(names)
+    last = {full: full.rpartition(".")[2] for full in known}
+    usual = {last[full]: full for full in reversed(known) if not full.startswith(RARELY_MEANT)}  # of several the first
+    rare = {last[full]: full for full in known}
+    meant: dict[str, str] = {}
+    dotted: dict[str, str] = {}
+    for field, words in ((field, text.split()) for field, text in MEANINGS.items()):
+        meant |= {word: field for word in words if field in known}
+        for full in known:
+            if full == field or last[full] in words:
+                dotted |= {f"{full.partition('.')[0]}.{word}": full for word in words}
+    dotted |= {full: full for full in known}
+    own = {key.removeprefix(f"{section}."): full for key, full in dotted.items() if key.startswith(f"{section}.")}
+    keys = rare | meant | usual | own | dotted
+    return keys[difflib.get_close_matches(name, keys, n=1, cutoff=0.0)[0]]
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -28,8 +28,7 @@ from learner.packing.batch import (
     shared_share,
 )
 from learner.probe import Gap, check_gap, check_noise, gap_between
-from learner.schedule import learning_rate
-from learner.state import CheckpointLayout, LearnerState, read_state
+from learner.state import CheckpointLayout, LearnerState, learning_rate, read_state
 from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
 from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 

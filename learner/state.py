@@ -1,9 +1,12 @@
-"""The learner's state apart from its models. Invariant: what changes the next update is here or in the engines."""
+"""The learner's state apart from its models, and the learning rate as a pure function of its steps. Invariant: what
+changes the next update is here or in the engines."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from core.errors import CheckpointError
 
@@ -76,3 +79,25 @@ def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
             f"{path}: written by another learner ({'; '.join(different)}); resume with the settings of the checkpoint"
         )
     return state
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(peak: float, step: int, warmup: int, total: int, schedule: Schedule) -> float:
+    """Rate of optimizer step `step` (from 0) of `total`: linear warm-up over `warmup` steps to `peak`, then the
+    schedule. `linear` and `cosine` fall towards 0 at the end of the run; a run that continues beyond `total` keeps the
+    last rate.
+
+    >>> [learning_rate(1.0, step, 4, 8, "constant") for step in range(6)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    >>> [learning_rate(1.0, step, 0, 4, "linear") for step in range(6)]
+    [1.0, 0.75, 0.5, 0.25, 0.25, 0.25]
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    length = max(1, total - warmup)
+    done = min(step - warmup, length - 1) / length
+    return peak * (1.0 - done) if schedule == "linear" else peak * 0.5 * (1.0 + math.cos(math.pi * done))

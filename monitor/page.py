@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader
 
-from core.command_line import FIELDS
 from core.errors import CheckpointError, StoreError
-from core.load import dump_config, setting
+from core.load import FIELDS, dump_config, setting
 from core.run_directory import read_jsonl, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration

@@ -12,11 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from core.command_line import FIELDS
 from core.config import SINKS, Config
 from core.errors import ConfigError
 from core.imports import imported
-from core.load import dump_config, setting
+from core.load import FIELDS, dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos

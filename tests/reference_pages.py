@@ -9,8 +9,8 @@ from pathlib import Path
 
 from commands.options import COMMANDS, command_parser
 from core import PROGRAM
-from core.command_line import FIELDS, default_text, explained, value_kind
 from core.config import Config
+from core.load import FIELDS, default_text, explained, value_kind
 from trainer.metrics import SourceMetrics, metric_infos
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -101,7 +101,7 @@ def test_the_recipes_of_the_page_on_data_are_valid() -> None:
 
 
 def test_the_references_of_configuration_and_commands_are_current() -> None:
-    from core.command_line import FIELDS
+    from core.load import FIELDS
     from tests.reference_pages import commands_page, configuration_page
 
     text = configuration_page()

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from core.command_line import FIELDS, MEANINGS
 from core.config import Config
-from core.load import dump_config, load_config
+from core.load import FIELDS, MEANINGS, dump_config, load_config
 from core.run_directory import RunDirectory
 from launch import main
 from tests.trainer.examples import iteration

@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 import launch
-from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
-from core.load import load_config, override, parse_config
+from core.load import FIELDS, load_config, override, parse_config
 from core.machine import Machine
 from core.plan import batch_plan, check_machine, placement
 from core.run_directory import RunDirectory

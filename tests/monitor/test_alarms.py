@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.command_line import FIELDS
+from core.load import FIELDS
 from monitor.alarms import WARNINGS, alarms
 from tests.trainer.examples import iteration
 from trainer.metrics import IterationMetrics
