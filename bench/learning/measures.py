@@ -46,6 +46,19 @@ def tokens_to(curve: Curve, level: float) -> float:
     return math.inf
 
 
+def reached_between(curve: Curve, level: float) -> tuple[float, float]:
+    """Between which evaluations the curve first reaches `level`: all that is known of that time. Infinite at the end if
+    it never does.
+
+    >>> reached_between(Curve([0, 100, 200], [0.0, 0.4, 0.8]), 0.6)
+    (100, 200)
+    """
+    for at, success in enumerate(curve.success):
+        if success >= level:
+            return curve.tokens[max(0, at - 1)], curve.tokens[at]
+    return curve.tokens[-1], math.inf
+
+
 def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
     """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN if none has two continuations. 1
     is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without

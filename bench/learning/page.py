@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.learning.measures import LEARNT, MASTERED, area, plain, tokens_to
+from bench.learning.measures import LEARNT, MASTERED, area, plain, reached_between
 from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, with_solutions
 from bench.learning.plots import draw, overview, panels_of
 from bench.learning.results import (
@@ -40,6 +40,7 @@ OTHERS = (
 )  # fmt: skip
 """Arms that ours must beat, also where they are not the best baseline."""
 LEVEL, HALFWAY = 0.8, 0.5  # held-out success that counts as mastery, and one for settings that no arm masters
+REACHED = {"to half": HALFWAY, "to mastery": LEVEL}
 HALF, FREE = 0.5, 1.05  # goals of the token ratio: medium and hard, and easy
 NO_LOSS = -0.02  # a smaller loss of pass@k counts as none
 
@@ -64,9 +65,10 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
     times = {
         "first success": [math.inf if at is None else float(at) for at in first],
         "then to mastery": [tokens_to_mastery(c, at, LEVEL) for c, at in zip(curves, first, strict=True)],
-        "tokens to half": [tokens_to(one, HALFWAY) for one in curves],
-        "tokens to mastery": [tokens_to(one, LEVEL) for one in curves],
     }
+    for name, level in REACHED.items():
+        after, by = zip(*(reached_between(one, level) for one in curves), strict=True)
+        times |= {f"{name}, after": [float(at) for at in after], f"{name}, by": list(by)}
     return found | {name: median_over_seeds(values, rng) for name, values in times.items()}
 
 
@@ -117,22 +119,22 @@ def text_of(
 
 Columns = Sequence[tuple[str, str, float, int]]  # Measure, heading, factor, digits
 COLUMNS: Columns = (
+    ("area", "area under the curve", 1.0, 2),
+    ("seconds", "seconds", 1.0, 0),
     ("final success", "final success", 1.0, 2),
     ("pass@k", "pass@k, k = samples", 1.0, 2),
-    ("tokens to half", f"to {HALFWAY}, k tokens", 1e-3, 0),
-    ("tokens to mastery", f"to {LEVEL}, k tokens", 1e-3, 0),
+    ("to half", f"to {HALFWAY}, k tokens", 1e-3, 0),
+    ("to mastery", f"to {LEVEL}, k tokens", 1e-3, 0),
     ("replayed success", "replayed success", 1.0, 2),
     ("erroneous", "erroneous", 1.0, 2),
 )
 MORE_COLUMNS: Columns = (
-    ("area", "area", 1.0, 2),
     ("first success", "first success, k tokens", 1e-3, 0),
-    ("then to mastery", f"then to {LEVEL}, k tokens", 1e-3, 0),
+    ("then to mastery", f"then to {LEVEL}, k tokens, interpolated", 1e-3, 0),
     ("learnability", "learnability", 1.0, 2),
     ("AUC within", "AUC within", 1.0, 2),
     ("KL", "KL", 1.0, 4),
     ("trained tokens", "trained, k tokens", 1e-3, 0),
-    ("seconds", "seconds", 1.0, 0),
 )
 """Those of the second table of a setting."""
 
@@ -156,9 +158,13 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
     return [*lines, "More measures:", "", *more_measures(arms, [*usual, *varied])]
 
 
+LEADING = {"area": 2, "seconds": 0, "final success": 2}  # measures of the first table, and their digits
+
+
 def summary(found: Mapping[Setting, Arms]) -> list[str]:
     """Where replay pays: ours against the best baselines, a row per setting that has both."""
-    heading = ["setting", "root success", "best baselines", "their final success", f"`{OURS}`"]
+    heading = ["setting", "root success", "best baselines"]
+    heading += [f"{what} of {whose}" for what in LEADING for whose in ("these", f"`{OURS}`")]
     heading += [f"tokens to {HALFWAY}", f"tokens to {LEVEL}", "tokens to their final success"]
     rows = []
     for setting, arms in found.items():
@@ -166,14 +172,18 @@ def summary(found: Mapping[Setting, Arms]) -> list[str]:
         if OURS not in arms or fastest is None or highest is None:
             continue
         names = dict.fromkeys((fastest, highest))
-        ends = {name: text_of(measures(list(arms[name].values()))["final success"]) for name in (*names, OURS)}
+        known = {name: measures([arms[name][at] for at in sorted(arms[name])]) for name in (*names, OURS)}
+        leading = [
+            ", ".join(text_of(known[name][what], 1.0, digits) for name in whose)
+            for what, digits in LEADING.items()
+            for whose in (names, (OURS,))
+        ]
         before = mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
         row = [
             f"{', '.join(setting)} ({len(arms[OURS])} seeds)",
             text_of(before, digits=4),
             ", ".join(names),
-            ", ".join(ends[name] for name in names),
-            ends[OURS],
+            *leading,
             *ratios(arms, fastest)[:2],
             ratios(arms, highest)[2],
         ]
@@ -210,7 +220,16 @@ def grid(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def cells(seeds: Mapping[int, Result], columns: Columns) -> list[str]:
     """The measures of one arm as text."""
     found = measures([seeds[seed] for seed in sorted(seeds)])
-    return [text_of(found[name], scale, digits) for name, _, scale, digits in columns]
+    return [
+        bracket(found, name, scale) if name in REACHED else text_of(found[name], scale, digits)
+        for name, _, scale, digits in columns
+    ]
+
+
+def bracket(found: Mapping[str, Interval], name: str, scale: float) -> str:
+    """Between which evaluations a success is first reached, medians over seeds, as text."""
+    after, by = found[f"{name}, after"].value, found[f"{name}, by"].value
+    return "never" if math.isinf(by) else f"{after * scale:.0f} to {by * scale:.0f}"
 
 
 def ratios(arms: Arms, arm: str, ours: str = OURS) -> list[str]:
@@ -282,16 +301,25 @@ def write_page(folder: Path, *, quick: bool) -> None:
 
 HEAD = f"""# learning
 
-Does replay learn more than PPO? `{OURS}` replays states and repeats earlier own successes. `{ABLATED}` only replays,
-`ppo_kl_imitating` only repeats. The first table has a row per setting. It compares `{OURS}` with two baselines that do neither: the one with
-the largest area, and the one that ends highest. Its last three columns are ratios of tokens: those of `{OURS}` divided by those
-of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} above the
+Does replay learn more than PPO? `{OURS}` replays states and repeats earlier own successes. `{ABLATED}` only
+replays, `ppo_kl_imitating` only repeats. The first table has a row per setting. It compares `{OURS}` with two
+baselines that do neither: the one with the largest area, and the one that ends highest. *Area* is the mean held-out
+success over the budget: the area under the curve, divided by it. *Seconds* are those of training, on machines that also
+did other things. The last three columns are ratios of tokens: those of `{OURS}` divided by those of the first
+baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} above the
 first and at most {MASTERED}).
 
-Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over seeds. Success is
-the share of right responses to held-out problems, sampled from the root at temperature 1. Tokens to a success are medians over
-seeds. The ratios of tokens are those of the mean curves: below 1 `{OURS}` is faster. "Arm never": the arm does not get there.
-"Rate falls": its learning rate does, over the run. An interval of fewer than {ENOUGH} seeds says little, and one seed has none: it says
-nothing about which arm is better. The plots leave out arms with 32 fresh problems, but for `ppo` and `grpo`.
-[bench/README.md](../README.md) explains the columns and how to rerun or continue the matrix.
+Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over
+seeds. Success is the share of right responses to held-out problems, sampled from the root at temperature 1. A run is
+evaluated about 20 times, so of the tokens to a success only the evaluations before and after are known: the tables have
+the medians of both over seeds. The ratios of tokens interpolate the mean curves between evaluations: below 1
+`{OURS}` is faster, and a difference of a twentieth of a run says little. "Arm never": the arm does not get
+there. "Rate falls": its learning rate does, over the run.
+
+**What {ENOUGH} seeds can show**: large effects. If an arm is better in all {ENOUGH} pairs, the two-sided sign-flip test gives
+p = 0.0625, and it can give no less. A 95 % bootstrap interval over {ENOUGH} seeds holds the mean in about 84 % of cases.
+Fewer seeds say less, and one seed says nothing about which arm is better.
+
+The plots leave out arms with 32 fresh problems, but for `ppo` and `grpo`. [bench/README.md](../README.md) explains the
+columns and how to rerun or continue the matrix.
 """

@@ -134,6 +134,13 @@ ARMS: Mapping[str, Fields] = {
     "learnability_imitating": {**ranked("learnability"), **_IMITATING},
     "learnability_falling": ranked("learnability"),
     "defaults": {**SHIPPED, "rollout.starts": 16},
+    "epochs": {**_ON_TOP, **_EMPTY, "learner.epochs": 4},
+    "raft": {
+        **_ON_TOP,
+        **_EMPTY,
+        "algorithm.estimator": "bench.learning.raft:nothing",
+        "algorithm.positive_coefficient": 1.0,
+    },
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "value_canonical": {**ranked("value"), **CANONICAL},
@@ -146,7 +153,10 @@ that falls, in the settings that say how fast (`Setting.falling`). `_imitating`:
 successes. `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic;
 `grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
-8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam."""
+8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam. Two arms tell "earlier successes"
+from "more updates", and have not been run yet: `epochs` takes four passes over every batch and imitates nothing; `raft`
+(2504.11343) has the loss on the correct responses of the batch alone, without advantages. RLEP and ExGRPO put earlier
+successes into groups with new responses and weight them by their advantages; no field does that."""
 
 PAST = ("posterior", "uniform_filtered_small", "on_top_no_model")
 """Arms of an earlier version, whose rankings are gone. Their results stay on the page; they cannot be run."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.learning import page, plots, results
 from bench.learning.matrix import pending
-from bench.learning.measures import Curve, area, learnability, plain, tokens_to
+from bench.learning.measures import Curve, area, learnability, plain, reached_between, tokens_to
 from bench.learning.plan import (
     ABLATIONS,
     ARMS,
@@ -26,6 +26,7 @@ from bench.learning.plan import (
 )
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
+from learner.methods import find_estimator
 from trainer.build import check_methods
 
 FAST = Curve([0, 100, 200], [0.0, 0.8, 0.8])
@@ -56,6 +57,24 @@ def test_tokens_to_a_success_by_hand() -> None:
     assert tokens_to(Curve([0, 10, 20, 30], [0.1, 0.5, 0.2, 0.6]), 0.5) == 10  # the first time counts
     assert tokens_to_mastery(SLOW, 30, 0.6) == 120  # 150 - 30
     assert math.isinf(tokens_to_mastery(SLOW, None, 0.6))
+
+
+def test_the_time_to_a_success_lies_between_two_evaluations() -> None:
+    assert reached_between(SLOW, 0.2) == (0, 100)
+    assert reached_between(SLOW, 0.0) == (0, 0)
+    assert reached_between(SLOW, 0.9) == (200, math.inf)
+    # by evaluations at 100 and 200 in two of three seeds: medians 100 and 200 of (0, 100), (100, 200), (100, 200)
+    after, by = zip(*(reached_between(one, 0.6) for one in (FAST, SLOW, SLOW)), strict=True)
+    found = {"to half, after": median_over_seeds(after, rng()), "to half, by": median_over_seeds(by, rng())}
+    assert page.bracket(found, "to half", 1.0) == "100 to 200"
+    assert page.bracket({**found, "to half, by": median_over_seeds([math.inf], rng())}, "to half", 1.0) == "never"
+
+
+def test_the_arm_without_advantages_has_the_loss_on_successes_alone() -> None:
+    config = configuration(Run("rule", "medium", "raft", 1), Path("runs"), {})
+    assert (config.replay.imitated, config.algorithm.positive_coefficient) == (0, 1.0)
+    estimator = find_estimator(config.algorithm.estimator)
+    assert not estimator.whitened
 
 
 def test_learnability_is_unbiased() -> None:
@@ -195,14 +214,15 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     assert [page.best_baseline(arms, measure) for measure in ("area", "final success")] == ["ppo", "grpo"]
     table, more = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("More measures:")
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
-    ours = "| 5 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) |"  # final success, pass@k
+    leading = "| 5 | 0.60 (0.60 to 0.60) | 60 (60 to 60) |"  # area (40 + 80) / 200, seconds
+    ours = f"{leading} 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) |"  # final success, pass@k
     assert ours in rows[results.OURS]
     assert rows[results.OURS].endswith("| 0.25 (0.25 to 0.25) | - | - | - |")  # erroneous
     assert rows["ppo"].endswith("| 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) |")
     never = "arm never (arm never to arm never)"
     assert rows["value"].endswith(f"| {never} | {never} | 0.06 (0.06 to 0.06) |")  # at 0.1 after 12.5 instead of 200
     assert rows["grpo"].endswith("| ours never (ours never to ours never) |")
-    assert f"| {results.OURS} | 0.60 (0.60 to 0.60) |" in more  # area (40 + 80) / 200
+    assert f"| {results.OURS} |" in more
     arms["on_top_filled"], arms[results.ABLATED] = arms["ppo"], arms[results.OURS]
     tables = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("with one piece changed:")
     assert ["| on_top_filled | 5 |" in one for one in tables] == [False, True]
@@ -210,7 +230,9 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     del arms[results.ABLATED]
     (row,) = page.summary({("rule", "hard"): arms, ("rule", "easy"): {"ppo": arms["ppo"]}})[2:-1]
     assert row.startswith(
-        "| rule, hard (5 seeds) | 0.0000 (0.0000 to 0.0000) | ppo, grpo | 0.80 (0.80 to 0.80), 0.90 (0.90 to 0.90) |"
+        "| rule, hard (5 seeds) | 0.0000 (0.0000 to 0.0000) | ppo, grpo | 0.40 (0.40 to 0.40), 0.00 (0.00 to 0.00) "
+        "| 0.60 (0.60 to 0.60) | 60 (60 to 60), 60 (60 to 60) | 60 (60 to 60) "
+        "| 0.80 (0.80 to 0.80), 0.90 (0.90 to 0.90) |"
     )
     assert row.endswith(
         "| 0.80 (0.80 to 0.80) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | ours never (ours never to ours never) |"
