@@ -165,12 +165,14 @@ def _evaluated(item: RunFiles) -> list[tuple[object, ...]]:
 
 
 def _store(item: RunFiles) -> dict[str, Any]:
-    """The store of a run: states by provenance, chains, depths and ages; empty if there is none."""
+    """The store of a run: states by provenance, chains, depths and ages; empty if it holds none."""
     try:
         view = open_store(item.run)
     except (StoreError, CheckpointError):
         return {}
     table, rows = view.table, []
+    if not table.num_rows:
+        return {}
     for kind in table["provenance"].unique().to_pylist():
         part = table.filter(pc.equal(table["provenance"], kind))
         tried, solved = pc.sum(part["tried"]).as_py(), pc.sum(part["solved"]).as_py()

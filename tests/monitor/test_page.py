@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from core.config import Config
 from core.load import dump_config, override
@@ -17,6 +19,8 @@ from core.run_directory import RunDirectory
 from monitor.charts import COLOURS, MOST_POINTS, SOFT, Chart, as_svg, histogram, line_chart, stacked_bars
 from monitor.page import groups, over_seeds, write_page
 from monitor.run_files import read_run
+from monitor.store_view import open_store
+from replay.server import ShardServer
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
@@ -84,6 +88,16 @@ class Page(HTMLParser):
 
     def tags(self, name: str, kind: str = "") -> list[dict[str, str | None]]:
         return [attrs for tag, attrs in self.found if tag == name and kind in (attrs.get("class") or "")]
+
+
+def test_a_store_that_holds_nothing_yet_has_no_section(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "mine")
+    ShardServer(0, Config().replay, 4, run.replay)
+    run.tokenizer.mkdir()
+    Tokenizer(WordLevel({"a": 0})).save(str(run.tokenizer / "tokenizer.json"))
+    assert open_store(run).table.num_rows == 0
+    write_page([read_run(run)], run.report)
+    assert "Depth of the states" not in Page(run.report).text
 
 
 def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
