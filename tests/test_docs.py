@@ -33,11 +33,12 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_options_that_are_named_exist(document: Path) -> None:
-    """`section.field` in backquotes and --section.field in commands are fields of the configuration."""
+    """`section.field` in backquotes and --section.field in commands are fields of the configuration. The changelog also
+    names those that were removed."""
     from core.config import Config
 
     sections = {name: field.annotation.model_fields for name, field in Config.model_fields.items() if field.annotation}  # type: ignore[attr-defined]
-    text = document.read_text(encoding="utf-8")
+    text = re.sub(r"### Removed\n.*?(?=\n#|\Z)", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     names = "|".join(sections)
     named = re.findall(rf"`({names})\.([a-z_]+)`", text) + re.findall(rf"--({names})\.([a-z_]+)", text)
     fields = [(section, field) for section, field in named if (section, field) != ("cluster", "yaml")]
