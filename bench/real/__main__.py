@@ -8,8 +8,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from bench.real.page import write_page
 from bench.real.plan import PARTS, THREADS, TUNING_SEED, Run, matrix, tuning_matrix
+from bench.real.whole_page import write_page
 from bench.report import RESULTS
 from bench.runs import ROOT, commit, run_child
 from core.run_directory import read_jsonl
@@ -70,7 +70,7 @@ def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, ch
     print(f"{len(left)} of {len(runs)} runs to do; logs in {work / 'logs'}", flush=True)
     for run in left:
         part, begun = PARTS[run.part], time.monotonic()
-        tokens = part.tokens // 2 if run.seed == TUNING_SEED else part.tokens
+        budget = part.budget // 2 if run.seed == TUNING_SEED else part.budget
         about = {
             "changes": changes,
             "commit": commit(),
@@ -81,8 +81,7 @@ def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, ch
             "work": str(work),
             "table": str(table_of(run, results).resolve()),
             "scale": scale,
-            "budget": round(scale * tokens),
-            "last_samples": part.last_samples,
+            "budget": round(scale * budget),
             "changes": changes,
             "about": about,
         }

@@ -1,5 +1,5 @@
-"""The page of the experiment: bench/results/real.md, its JSON and its plots, from the tables of results. Invariant: no
-mean without its interval and the number of seed indices, and no decision before all planned runs are there."""
+"""The tables and plots of the page, from the tables of results. Invariant: no mean without its interval and the number
+of seed indices, and no decision before all planned runs are there."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.learning.measures import plain
 from bench.learning.page import grid, text_of
 from bench.learning.statistics import mean_over_seeds
 from bench.real.assay import DEPTHS
 from bench.real.plan import ARMS, PAIRS, PARTS, THREADS, Result
 from bench.real.statistics import Difference, decide, difference, gain, mean_interval
-from bench.report import Check, check, write
-from core.run_directory import read_jsonl
+from bench.report import Check, check
 from core.seeds import generator
 
 Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed index -> result
@@ -287,38 +285,3 @@ def draw(arms: Arms, path: Path) -> None:
     left.legend(title="arm (seed indices)", fontsize=8)
     right.set(xlabel="thousand generated tokens", ylabel="entropy, nats per token", ylim=(0, None))
     figure.savefig(path, dpi=80)
-
-
-def write_page(folder: Path, *, quick: bool) -> None:
-    """Write the page, its JSON and its plots from the tables in `folder`. `quick`: of trials."""
-    found = {part: arms_of(read_jsonl(folder / f"{part}.jsonl")) for part in PARTS}
-    tuning, lines, checks = read_jsonl(folder / "tuning.jsonl"), [HEAD], list[Check]()
-    for part, arms in found.items():
-        if not arms:
-            continue
-        lines += [f"## {part}", ""]
-        if part == "assay":
-            for task, seeds in arms.items():
-                section, own = assay_section(task, [seeds[seed] for seed in sorted(seeds)])
-                lines, checks = [*lines, *section], [*checks, *own]
-            continue
-        plot = folder / f"{part}.png"
-        draw(arms, plot)
-        table, own = comparisons(part, arms, found["main"] if part == "epochs" else {})
-        checks += own
-        lines += [f"![curves]({folder.name}/{plot.name})", "", *warnings(arms), *table, *arm_table(arms, MEASURES)]
-        lines += ["Means over the iterations of a run:", "", *arm_table(arms, MORE_MEASURES), *speed_table(arms)]
-    counts = defaultdict[str, int](int)
-    for row in tuning:
-        counts[row["run"]["arm"]] += 1
-    lines += [f"Tuning runs: {', '.join(f'{arm} {count}' for arm, count in counts.items()) or 'none'}.", ""]
-    settings = {"runs": sum(len(seeds) for arms in found.values() for seeds in arms.values())}
-    write("real", checks, settings, quick=quick, page="\n".join(lines), measures=plain({"tuning runs": counts}))
-
-
-HEAD = """# real
-
-Does it help a pretrained model? The question, the arms and the rules are in [the protocol](../real/PROTOCOL.md), which
-was written before the runs. Numbers are means over seed indices with 95 % t intervals; those of the assay have
-bootstrap intervals over problems. The tables of results, a line for each run, are in [real](real).
-"""

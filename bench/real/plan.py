@@ -24,6 +24,10 @@ ARMS: Mapping[str, Fields] = {
     "both": {},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
     "epochs": {**NEITHER, "learner.epochs": 4},
+    "weak_kl": {**NEITHER, "algorithm.kl_coefficient": 0.02, "algorithm.kl_schedule": "constant"},
+    "fresh": NEITHER,
+    "prefix": {**NO_IMITATION, "replay.canonical": True},
+    "loss": NEITHER,  # no rollouts: `bench/real/hints.py`
     "gsm8k": {},  # of the assay, whose arms are its tasks
     "mbpp": {},
 }
@@ -32,7 +36,8 @@ THREADS = 2  # of engine and learner
 RATES = (1e-5, 2e-5)  # tried for every arm of a tuned part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
-    ("epochs", "neither"), ("imitation", "epochs"),
+    ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
+    ("prefix", "fresh"),
 )  # fmt: skip
 """Arms that differ in one thing, the first minus the second."""
 
@@ -51,6 +56,43 @@ MAIN_FIELDS: Fields = {
     "replay.imitated": 16,
 }
 MBPP_FIELDS: Fields = {"rollout.max_response_tokens": 256, "task.code.program_seconds": 5.0}
+CODE_FIELDS: Fields = {
+    **MBPP_FIELDS,
+    "task.problems": "auto",
+    "task.eval_problems": 100,
+    "task.code.compile_error": 0.0,  # with the next two: the reward is the share of tests passed
+    "task.code.runtime_error": 0.0,
+    "task.code.failed": 0.0,
+    "rollout.starts": 8,
+    "rollout.samples": 8,
+    "rollout.max_running": 64,
+    "replay.start_states": 64,
+    "replay.imitated": 16,
+    "replay.canonical": False,
+}
+GAME_FIELDS: Fields = {
+    "task.name": "bench.real.game:dial",
+    "task.problems": 1024,
+    "task.eval_problems": 128,
+    "task.min_operations": 5,
+    "task.max_operations": 5,
+    "starter.max_operations": 6,
+    "starter.steps": 1000,
+    "rollout.max_prompt_tokens": 12,
+    "rollout.max_response_tokens": 20,
+    "rollout.starts": 16,
+    "rollout.samples": 8,
+    "rollout.max_running": 128,
+    "replay.fill": True,
+    "algorithm.kl_coefficient": 0.1,
+    "learner.policy_lr": 1.4e-3,
+}
+STEP_COST = 4.0  # tokens that one sequence gets in 50 ms, with 128 at once
+SLOW_FIELDS: Fields = {
+    **GAME_FIELDS,
+    "rollout.environment_options": '{"delay": 0.05}',
+    "replay.step_cost": STEP_COST,
+}
 ASSAY_FIELDS: Fields = {
     "task.eval_problems": 8,
     "rollout.max_running": 64,
@@ -74,17 +116,25 @@ class Part:
     arms: tuple[str, ...]
     seeds: int  # seed indices 1, 2, ... that are planned
     fields: Fields
-    tokens: int = 0  # budget of generated tokens
+    budget: int = 0
+    unit: str = "generated_tokens"  # of the budget: a metric of every iteration
+    data: str = ""  # data set of its problems; empty: they are generated, or it is the arm's
+    points: int = 2  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
     tuned: bool = False  # whether learning rates are
 
 
 FACTORS = ("neither", "imitation", "replay", "both")
+GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
-    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 160_000, 8),
+    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 160_000, data="gsm8k", last_samples=8),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, {"task.eval_problems": 200}, 45_000, tuned=True),
-    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 160_000, 8),
+    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 160_000, data="gsm8k", last_samples=8),
+    "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
+    "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
+    "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
+    "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 200_000, "environment_steps", points=10),
 }
 
 
@@ -128,14 +178,14 @@ def best_rate(rows: Sequence[Result]) -> float | None:
     return float(max(rows, key=_rank)["run"]["rate"])
 
 
-def from_files(run: Run) -> bool:
-    """Whether its problems come from a data set and are not generated."""
-    return run.part != "sums"
+def data_of(run: Run) -> str:
+    """The data set of a run's problems; empty if they are generated."""
+    return run.arm if run.part == "assay" else PARTS[run.part].data
 
 
 def data_folder(run: Run, work: Path) -> Path:
     """Where the rows of a run's seed index are."""
-    return work / "data" / f"{'mbpp' if run.arm == 'mbpp' else 'gsm8k'}-{run.seed}"
+    return work / "data" / f"{data_of(run)}-{run.seed}"
 
 
 def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
@@ -146,7 +196,7 @@ def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
     fields: dict[str, Any] = {**part.fields, **ARMS[run.arm]}
     if run.part == "assay":
         fields = {**ASSAY_FIELDS, **(MBPP_FIELDS if run.arm == "mbpp" else GSM8K_FIELDS)}
-    if from_files(run):
+    if data_of(run):
         data = data_folder(run, work)
         fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / "held_out.jsonl"}
     fields |= {"model.path": model} if model else {}

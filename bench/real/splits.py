@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.models import DATA, ROOT
-from bench.real.plan import TUNING_SEED, Run, data_folder, from_files
+from bench.real.plan import TUNING_SEED, Fields, Run, data_folder, data_of
 from core.seeds import generator
 from tasks.sources import Row, load_rows
 
@@ -55,31 +55,53 @@ def split_mbpp(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
     return chosen[:MBPP], chosen[MBPP : MBPP + 8]
 
 
-def write_splits(run: Run, work: Path, scale: float = 1.0) -> None:
-    """Write the rows of a run's seed index to `work`/data. `scale`: share of the problems, for trials."""
-    if not from_files(run):
+def held_out_mbpp(rows: Sequence[Row]) -> list[Row]:
+    """The usual test split in an order that is the same for all seed indices."""
+    return _shuffled([row for row in rows if row["task_id"] in USUAL_TEST], 0, "mbpp held out")
+
+
+def write_splits(run: Run, work: Path, scale: float = 1.0, won: Sequence[int] = ()) -> None:
+    """Write the rows of a run's seed index to `work`/data. `scale`: share of the problems, for trials; `won`: successes
+    of each problem of the assay; P2 trains on those without."""
+    if not data_of(run):
         return
-    if run.arm == "mbpp":
-        problems, others = split_mbpp(load_rows(str(DATA / "mbpp" / "mbpp.jsonl"), "train"), run.seed)
-        files = {"assay": problems, "held_out": others}
+    if data_of(run) == "mbpp":
+        known = load_rows(str(DATA / "mbpp" / "mbpp.jsonl"), "train")
+        problems, others = split_mbpp(known, run.seed)
+        files = {
+            "assay": problems,
+            "code": problems,
+            "held_out": others if run.part == "assay" else held_out_mbpp(known),
+        }
     else:
         split = split_gsm8k(load_rows(str(DATA / "gsm8k" / "train.jsonl"), "train"), run.seed)
         test = [row for row in load_rows(str(DATA / "gsm8k" / "test.jsonl"), "train") if lines_of(row) == LINES]
         main = split.assay[:MAIN]
         files = {"assay": split.assay, "main": main, "epochs": main, "held_out": split.held_out or test}
         files["warm"] = split.warm
+        if won:
+            tried = split.assay[: _kept(ASSAY, scale)]
+            files["hints"] = [row for row, count in zip(tried, won, strict=True) if count == 0]
     folder = data_folder(run, work)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
-        kept = rows[: max(8, round(scale * len(rows)))]
+        kept = rows if name == "hints" else rows[: _kept(len(rows), scale)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+
+def _kept(count: int, scale: float) -> int:
+    return max(8, round(scale * count))
 
 
 def warm_start(run: Run, work: Path) -> str:
     """The folder of the model that a run starts from, made if need be; empty if it starts from the recipe's."""
-    if not from_files(run) or run.arm == "mbpp":
-        return ""
-    place, data = work / f"warm-{run.seed}", data_folder(run, work)
+    return fine_tuned(run, work, f"warm-{run.seed}", "warm", {}) if data_of(run) == "gsm8k" else ""
+
+
+def fine_tuned(run: Run, work: Path, name: str, rows: str, more: Fields) -> str:
+    """The folder of the model that `launch.py sft` makes of the rows of this file of the seed index, made if need be.
+    `more`: other fields."""
+    place, data = work / name, data_folder(run, work)
     policy = place / "policy"
     if not policy.is_dir():  # it appears when it is complete
         shutil.rmtree(place, ignore_errors=True)
@@ -89,11 +111,12 @@ def warm_start(run: Run, work: Path) -> str:
             "run.name": place.name,
             "run.seed": run.seed,
             "model.dtype": "float32",
-            "task.path": data / "warm.jsonl",
+            "task.path": data / f"{rows}.jsonl",
             "task.problems": "auto",
             "task.eval_path": data / "held_out.jsonl",
             "task.eval_problems": 32,
             "cluster.address": "local",
+            **more,
         }
         options_text = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         subprocess.run([*command, *options_text], cwd=ROOT, check=True)

@@ -10,9 +10,9 @@ import pytest
 from bench.real import assay, page
 from bench.real.page import arms_of, comparisons, with_interval
 from bench.real.plan import ARMS, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
-from bench.real.run import METRICS
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
+from bench.real.training import METRICS
 from core.plan import batch_plan
 from trainer.build import check_needs
 
