@@ -97,9 +97,10 @@ def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each command, without comments; a backslash continues a line."""
+    """The words of each command, without comments and the activation; a backslash continues a line."""
     lines = block.text.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    found = (shlex.split(line, comments=True) for line in lines)
+    return [words for words in found if words and words != ["source", ".venv/bin/activate"]]
 
 
 @of("sh")
