@@ -45,7 +45,8 @@ def iteration_estimate(config: Config, info: ModelInfo, device: str, critic: str
         return f"{text}, and in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
     speed = EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads)
     minutes = plan.max_tokens * operations(config, info, critic) / speed / 60
-    text += f"; about {minutes:.0f} minutes if every response uses its whole budget"
+    long = "under a minute" if minutes < 1.0 else f"about {minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
+    text += f"; {long} if every response uses its whole budget"
     if minutes > LONG_MINUTES:
         text += "; for shorter ones lower rollout.starts, rollout.samples or rollout.max_response_tokens"
     return text
