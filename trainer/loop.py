@@ -4,8 +4,8 @@ Invariant: in synchronous mode iteration i depends only on the run seed, i, and 
 optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
 
 Where the pieces are: starts, rollouts and verdicts in `trainer/batches.py`, states and own successes in
-`trainer/memory.py`, `replay/rankings` (the draw) and `replay/imitation.py`; advantages in `learner/estimators.py`, losses
-in `learner/policy_losses.py` and `learner/objective.py`.
+`trainer/memory.py`, `replay/rankings` (the draw) and `replay/imitation.py`; advantages in `learner/estimators.py`,
+losses in `learner/policy_losses.py` and `learner/objective.py`.
 """
 
 from __future__ import annotations
