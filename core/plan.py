@@ -127,6 +127,14 @@ def plan_warnings(config: Config) -> list[str]:
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
+    learner = config.learner
+    alone = learner.critic_warmup * learner.minibatches * learner.critic_epochs
+    if learner.value_model != "none" and 0 < alone <= learner.warmup_steps:
+        lines.append(
+            f"learner.critic_warmup = {learner.critic_warmup} is {alone} optimizer steps, no more than the "
+            f"learner.warmup_steps = {learner.warmup_steps} in which the critic's rate only rises; raise the one or "
+            "lower the other"
+        )
     return lines
 
 
@@ -223,8 +231,14 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
         raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false")
     if cuda and learner.ranks > 1 and cluster.learner_gpus < 1:
         raise ConfigError(
-            f"cluster.learner_gpus = {cluster.learner_gpus:g} with learner.ranks = {learner.ranks}: NCCL "
-            "exchanges gradients between ranks with a GPU each; set one of them to 1"
+            f"cluster.learner_gpus = {cluster.learner_gpus:g} with learner.ranks = {learner.ranks}: Ray may put two "
+            "ranks on one GPU, which NCCL refuses; engines and ranks share one GPU only, so set learner.ranks to 1, or "
+            "cluster.learner_gpus and rollout.gpus to 1 (a GPU for each)"
+        )
+    if cuda and rollout.gpu_memory_share > rollout.gpus:
+        raise ConfigError(
+            f"rollout.gpu_memory_share = {rollout.gpu_memory_share:g} is more than rollout.gpus = {rollout.gpus:g}, so "
+            "what shares the engine's GPU may find no memory; lower it to at most that"
         )
     rollout_gpus = rollout.tensor_parallel * rollout.gpus if cuda else 0.0
     learner_gpus = cluster.learner_gpus if cuda else 0.0

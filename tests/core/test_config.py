@@ -135,6 +135,9 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     for imitated, warned in ((32, 1), (0, 0)):
         alone = {"rollout": {"samples": 1}, "replay": {"imitated": imitated}}
         assert len(plan_warnings(parse_config(alone, "test"))) == warned
+    for warmup_steps, warned in ((7, 0), (8, 1)):  # 2 iterations x 4 minibatches = 8 steps of the critic alone
+        critic = {"critic_warmup": 2, "minibatches": 4, "warmup_steps": warmup_steps}
+        assert len(plan_warnings(parse_config({"learner": critic}, "test"))) == warned
     in_reward = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"}
     batch_plan(parse_config({"algorithm": in_reward}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):
@@ -209,8 +212,11 @@ def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts() ->
     for way in ("ipc", "collective"):
         refused({"learner": {"transport": way}, "rollout": {"tensor_parallel": 2}}, "rollout.tensor_parallel is 2; set")
     # two ranks of a quarter would come to lie on one GPU
-    crowded = {"learner": {"ranks": 2}, "cluster": {"learner_gpus": 0.25}, "rollout": {"gpus": 0.5}}
-    refused(crowded, r"cluster.learner_gpus = 0.25 with learner.ranks = 2: NCCL exchanges")
+    share = {"gpus": 0.5, "gpu_memory_share": 0.5}
+    crowded: dict[str, Any] = {"learner": {"ranks": 2}, "cluster": {"learner_gpus": 0.25}, "rollout": share}
+    refused(crowded, r"cluster.learner_gpus = 0.25 with learner.ranks = 2: Ray may put two ranks on one GPU")
+    # two engines of half a GPU would ask for more than the whole memory of one
+    refused(SHARED | {"rollout": share | {"gpu_memory_share": 0.6}}, "gpu_memory_share = 0.6 is more than rollout.gpus")
     placement(parse_config(crowded, "test"), "cpu")
     placement(parse_config(crowded | {"learner": {"ranks": 1}}, "test"), "cuda")
 
