@@ -124,9 +124,9 @@ def _guess(text: str, rng: np.random.Generator) -> str:
     return "\n".join([*lines, OPEN])
 
 
-def verify_lock(text: str, response: str) -> Verdict:
+def verify_lock(reference: str, response: str) -> Verdict:
     """Reward 1 if the lines are computed correctly, lead around every trap to the goal, and end with `open`."""
-    lock = read_lock(text)
+    lock = read_lock(reference)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
     for number, line in enumerate(presses, 1):

@@ -69,9 +69,9 @@ def _guess(text: str, rng: np.random.Generator) -> str:
     return _written(text, [SIGNS[rng.integers(len(SIGNS))] for _ in read_story(text)[1]])
 
 
-def verify_stories(text: str, response: str) -> Verdict:
+def verify_stories(reference: str, response: str) -> Verdict:
     """Reward 1 if every sentence is read and computed correctly and the last line is `#` and the number at the end."""
-    return same_lines(_solution(text), response)
+    return same_lines(_solution(reference), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:

@@ -65,9 +65,9 @@ def _episode(response: str) -> str:
     return response.replace("\n", "").replace(OPEN, KEY)
 
 
-def verify_dial(text: str, episode: str) -> Verdict:
+def verify_dial(reference: str, response: str) -> Verdict:
     """Reward 1 if the presses lead around every trap to the goal, and it is opened there."""
-    return verify_lock(text, as_lock(episode))
+    return verify_lock(reference, as_lock(response))
 
 
 def _guess(text: str, rng: np.random.Generator) -> str:

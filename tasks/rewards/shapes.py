@@ -1,6 +1,7 @@
 """Tells by the names of its parameters how a reward function is called: as ours, as TRL's, or as verl's.
 
-Invariant: a function of TRL or verl gets what its own trainer gives it, by keyword, so that it works unchanged.
+Invariants: a function of TRL or verl gets what its own trainer gives it, by keyword, so that it works unchanged. No
+parameter is told by its place, because (completion, answer) would get the two swapped.
 """
 
 import asyncio
@@ -15,12 +16,15 @@ from core.records import Verdict
 from tasks.rewards.cases import IDS, Asks, Case, load_case
 
 ACCEPTED = (
-    "a function of (reference, response), if it wants also of prompt and columns of the row; "
+    "a function of (reference, response), by these names, if it wants also of prompt and columns of the row; "
     "TRL's (prompts, completions, completion_ids, **columns); "
     "or verl's (data_source, solution_str, ground_truth, extra_info)"
 )
 TRL = ("prompts", "completions", IDS)
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+REFERENCE = ("reference", "ground_truth", "gold", "answer", "label", "target")
+RESPONSE = ("response", "completion", "output", "response_text")
+"""What the gold answer and the response are called in our own shape; of several names the first."""
 NOT_APPLIED = Verdict(math.nan, False, "does not apply")
 """For a None among the rewards of TRL's shape: the other rewards decide."""
 
@@ -65,13 +69,13 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
         return _single(
             _called, _asks(VERL, ("data_source", "reward_model", "extra_info"), False, waits), _verl, _number
         )
-    first, second = ("reference", "response") if {"reference", "response"} <= named.keys() else (*places, "", "")[:2]
-    if "prompt" in (first, second) or not (second or any(one.kind is one.VAR_POSITIONAL for one in parameters)):
+    first, second = (next((name for name in names if name in named), "") for names in (REFERENCE, RESPONSE))
+    if not (first and second):
         raise ConfigError(f"verifier {path!r} takes ({', '.join(map(str, parameters))}); name {ACCEPTED}")
     asks = _asks((first, second), [name for name in ("prompt",) if name in named], rest, waits)
     if asks.nothing:
-        swapped = places[:2] == [second, first]
-        return Reward(asks, (lambda reference, response: function(response, reference)) if swapped else function)
+        ordered = places[:2] == [first, second]
+        return Reward(asks, function if ordered else lambda gold, said: function(**{first: gold, second: said}))
 
     def _ours(case: Case) -> dict[str, Any]:
         return {**case.columns, first: case.reference, second: case.response}

@@ -55,9 +55,9 @@ def _solution(text: str) -> str:
     return f"{lines}#{value}"
 
 
-def verify_calculator(text: str, response: str) -> Verdict:
+def verify_calculator(reference: str, response: str) -> Verdict:
     """Reward 1 if every call is the right one, in order, and the last line is `#` and the value of the expression."""
-    return same_lines(_solution(text), response)
+    return same_lines(_solution(reference), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:

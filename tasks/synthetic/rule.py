@@ -29,9 +29,9 @@ def _guess(text: str, rng: np.random.Generator) -> str:
     return "\n".join(symbol + CHOICES[rng.integers(len(CHOICES))] for symbol in text)
 
 
-def verify_rule(text: str, response: str) -> Verdict:
+def verify_rule(reference: str, response: str) -> Verdict:
     """Reward 1 if there is one line per symbol, in order, with the right choice."""
-    return same_lines(_solution(text), response)
+    return same_lines(_solution(reference), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:

@@ -46,9 +46,9 @@ def _solution(text: str) -> str:
     return "\n".join([*(line for line, _ in done), f"#### {done[-1][1]}"])
 
 
-def verify_sums(text: str, response: str) -> Verdict:
+def verify_sums(reference: str, response: str) -> Verdict:
     """Reward 1 if what follows the last `####` of the response is the right number."""
-    expected, found = str(steps(text)[-1][1]), gsm8k_answer(response)
+    expected, found = str(steps(reference)[-1][1]), gsm8k_answer(response)
     if found is None:
         return wrong("no answer found: expected '#### n'")
     return Verdict(1.0, True) if found == expected else wrong(f"answered {found[:20]}, expected {expected}")

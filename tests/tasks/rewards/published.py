@@ -95,6 +95,14 @@ def by_name(response: str, reference: str) -> bool:
     return response == f"{reference}!"
 
 
+def other_names(completion: str, answer: str) -> bool:
+    return completion == f"{answer}!"
+
+
+def synonym_as_column(answer: str, response: str, reference: str) -> bool:
+    return (reference, response, answer) == ("4", "5", "of the row")
+
+
 def with_default(reference: str, response: str, factor: float = 0.5) -> float:
     return factor * (response == reference)
 
@@ -104,4 +112,12 @@ def unknown(text: str) -> float:
 
 
 def prompt_first(prompt: str, response: str) -> float:
+    return 1.0
+
+
+def two_references(answer: str, ground_truth: str) -> float:
+    return 1.0
+
+
+def by_place(*texts: str) -> float:
     return 1.0

@@ -76,6 +76,12 @@ def test_our_shape_takes_the_prompt_and_columns() -> None:
     assert [verdict.correct for verdict in judged("by_name", [Case("4", "4!"), Case("4!", "4")])] == [True, False]
 
 
+def test_names_tell_the_gold_answer_from_the_response() -> None:
+    assert [verdict.correct for verdict in judged("other_names", [Case("4", "4!"), Case("4!", "4")])] == [True, False]
+    (verdict,) = judged("synonym_as_column", [Case("4", "5", columns={"answer": "of the row"})])
+    assert verdict.correct
+
+
 def test_async_rewards_are_awaited_together_and_one_that_hangs_is_named() -> None:
     cases = [Case("a", "a"), *[Case("a", "b")] * 60, Case("", "slow", "rows.jsonl: row 9")]
     config = TaskConfig(name="gsm8k", reward=f"{HERE}:waits", judge_timeout=0.2)  # 2 s on the wall clock
@@ -140,8 +146,10 @@ def test_the_tasks_own_judge_may_be_one_of_several() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("unknown", "takes (text: str); name a function of (reference, response)"),
+        ("unknown", "takes (text: str); name a function of (reference, response), by these names"),
         ("prompt_first", "takes (prompt: str, "),
+        ("two_references", "takes (answer: str, ground_truth: str); name a function of (reference, response)"),
+        ("by_place", "takes (*texts: str); name a function of (reference, response)"),
     ],
 )
 def test_unknown_parameters_are_refused_with_the_shapes(name: str, told: str) -> None:
