@@ -3,6 +3,7 @@ Invariant: the same model, examples and settings give the same weights (on the s
 
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def warm_start(
         losses.append(float(loss.item()))
         if (step + 1) % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
-            torch.save(state, temporary := partial.with_suffix(".tmp"))
+            torch.save(state, temporary := partial.with_suffix(f".{os.getpid()}.tmp"))  # another run may build it, too
             temporary.replace(partial)
         seconds = time.monotonic() - begun
         _progress(label, step + 1, steps, losses[-1], seconds, seconds / (step + 1 - done) * (steps - step - 1))

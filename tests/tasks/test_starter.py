@@ -96,6 +96,29 @@ def test_an_interrupted_warm_start_continues_and_ends_with_the_same_weights(
     assert [path.name for path in (tmp_path / "cut").iterdir()] == [cut.name]  # nothing half-built
 
 
+def test_two_runs_may_build_the_same_starter_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one writes its state, another process takes its own away."""
+    monkeypatch.setattr("tasks.warmstart.SAVE_EVERY", 5)
+    save = torch.save
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def also_by_another(state: object, path: Path) -> None:
+        save(state, path)
+        if os.getpid() != 7:
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 7)
+                other.setattr("tasks.warmstart._progress", stop)  # after its first step, and so its first state
+                other.setattr("tasks.warmstart.SAVE_EVERY", 1)
+                with pytest.raises(KeyboardInterrupt):
+                    resolve("starter", starter(tmp_path), TaskConfig(), 0)
+
+    monkeypatch.setattr(torch, "save", also_by_another)
+    built = resolve("starter", starter(tmp_path), TaskConfig(), 0)
+    assert [path.name for path in tmp_path.iterdir()] == [built.name]
+
+
 def test_models_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (str(tmp_path / "none"), "./none", "a/b/c"):
         with pytest.raises(ModelError, match=f"model.path = {name}: no such directory"):
