@@ -157,6 +157,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def open_to_readers(folder: Path) -> None:
+    """Give the files below the rights that the umask asks for: safetensors lets only the owner read its files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a JSONL file, none if there is no file. Skips lines that a killed process left incomplete."""
     found = []

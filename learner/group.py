@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.errors import DivergenceError, WeightError
+from core.errors import ConfigError, DivergenceError, WeightError
 from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
@@ -268,6 +268,14 @@ class LearnerGroup:
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
         return self._begin(RankWorker.logprobs, [Row(sequence, 1) for sequence in sequences])()
+
+    def check_sees(self, file: Path) -> None:
+        """Raises ConfigError when a rank lacks a file of the run directory that the driver has written."""
+        seen = self._ranks.call_same(RankWorker.sees, str(file))
+        if blind := [f"learner-rank-{rank}" for rank, one in enumerate(seen) if not one]:
+            raise ConfigError(
+                f"run.root: {', '.join(blind)} cannot see {file}; set run.root to storage that all nodes see"
+            )
 
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory`. Returns the names of all files

@@ -13,6 +13,7 @@ import ray
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
 from core.records import FloatArray
+from core.run_directory import open_to_readers
 from core.startup import without_gc
 
 with without_gc():  # a rank's process begins here
@@ -67,6 +68,10 @@ class RankWorker:
         if rank:
             self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
         join_ranks(self._store, rank, ranks, device, timeout)
+
+    def sees(self, file: str) -> bool:
+        """Whether this rank's machine has the file."""
+        return Path(file).exists()
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
@@ -181,6 +186,7 @@ class RankWorker:
             AutoTokenizer.from_pretrained(self._path).save_pretrained(directory)
             if self._lora is not None:
                 save_adapters(adapters, self._lora, self._path, Path(directory) / "adapter")
+            open_to_readers(Path(directory))
 
     def _hf_tensors(self, adapters: dict[str, torch.Tensor] | None = None) -> Iterator[NamedTensor]:
         """The model's parameters under their Hugging Face names, tied ones once, adapters merged. `adapters` gets

@@ -1,5 +1,6 @@
 """Learner groups on a tiny model, and engines of Hugging Face that receive what they broadcast."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -192,6 +193,10 @@ def weights_start(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]
 def check_export(directory: Path, weights: dict[str, np.ndarray[Any, np.dtype[np.float32]]]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    mask = os.umask(0)
+    os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in directory.rglob("*.safetensors")}
+    assert set(modes.values()) == {0o666 & ~mask}
     exported = dict(AutoModelForCausalLM.from_pretrained(directory).named_parameters())
     assert set(exported) == set(weights)
     for name, tensor in weights.items():

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from core.config import AlgorithmConfig
-from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
+from core.errors import ActorError, CheckpointError, ConfigError, DivergenceError, LearnerError, WeightError
 from core.records import FloatArray, Imitated, Scored, Verdict
 from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.actor_critic import StepPlan
@@ -159,6 +159,14 @@ def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Ti
         for first, second, after in zip(before, begun(), learner.values(judged), strict=True):
             np.testing.assert_array_equal(first.values, second)
             assert not np.array_equal(second, after)
+
+
+def test_ranks_that_do_not_see_the_drivers_files_are_named(tiny_model: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with group(tiny_model(True)) as learner:
+        learner.check_sees(tmp_path / "config.yaml")
+        with pytest.raises(ConfigError, match=r"run\.root: learner-rank-0 cannot see .*config\.yaml; set run\.root to"):
+            learner.check_sees(tmp_path / "elsewhere" / "config.yaml")
 
 
 def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_model: Tiny) -> None:
