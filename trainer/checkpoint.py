@@ -122,13 +122,22 @@ def write_digests(folder: Path) -> None:
 
 def check_digests(folder: Path) -> None:
     """Raises CheckpointError that names the first changed file. An older checkpoint has no digests."""
-    for name, digest in (_read_json(folder / DIGESTS) if (folder / DIGESTS).exists() else {}).items():
-        try:
-            found = _digest(folder / name)
-        except OSError as error:
-            raise CheckpointError(f"{folder / name}: {error.strerror or error}; {_another(folder)}") from None
-        if found != digest:
-            raise CheckpointError(f"{folder / name}: damaged, its content is not what was written; {_another(folder)}")
+    if damage := _damage(folder):
+        raise CheckpointError(f"{damage}; {_another(folder)}")
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the first changed file; empty if nothing is."""
+    try:
+        digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8")) if (folder / DIGESTS).exists() else {}
+        for name, digest in digests.items():
+            if _digest(folder / name) != digest:
+                return f"{folder / name}: damaged, its content is not what was written"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror or error}"
+    except (ValueError, AttributeError) as error:
+        return f"{folder / DIGESTS}: cannot be read ({first_line(error)})"
+    return ""
 
 
 def _digest(path: Path) -> str:
@@ -148,7 +157,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _another(folder: Path) -> str:
-    return f"put the name of another checkpoint into {folder.parent / 'latest'}"
+    others = sorted(one for one in folder.parent.iterdir() if one.name.isdigit() and one.name != folder.name)
+    if whole := [one.name for one in others if (one / "progress.json").is_file() and not _damage(one)]:
+        return f"put the name of another checkpoint into {folder.parent / 'latest'} (undamaged: {', '.join(whole)})"
+    return "no other checkpoint is undamaged, so start a new run"
 
 
 def full_disk(error: BaseException | None) -> bool:
@@ -233,9 +245,7 @@ def latest(run: RunDirectory) -> Path:
         raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
     path = run.checkpoints / f"{iteration:06d}"
     if not (path / "progress.json").is_file():
-        raise CheckpointError(
-            f"{path}: incomplete; put the name of another checkpoint into {run.checkpoints / 'latest'}"
-        )
+        raise CheckpointError(f"{path}: incomplete; {_another(path)}")
     return path
 
 

@@ -141,6 +141,7 @@ def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files, part
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_named(run: RunDirectory, files: Files) -> None:
+    save(run, files, 1)
     path = save(run, files, 2)
     checkpoint.check_digests(path)
     names = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
@@ -152,11 +153,14 @@ def test_one_flipped_bit_in_any_file_is_found_and_named(run: RunDirectory, files
             checkpoint.check_digests(path)
         assert str(caught.value) == (
             f"{path / name}: damaged, its content is not what was written; put the name of another checkpoint into "
-            f"{run.checkpoints / 'latest'}"
+            f"{run.checkpoints / 'latest'} (undamaged: 000001)"
         )
         (path / name).write_bytes(whole)
     (path / "learner" / "policy").unlink()
     with pytest.raises(CheckpointError, match=r"learner/policy: No such file or directory; put the name of another"):
+        checkpoint.check_digests(path)
+    (run.checkpoints / "000001" / "learner" / "policy").unlink()
+    with pytest.raises(CheckpointError, match="no other checkpoint is undamaged, so start a new run"):
         checkpoint.check_digests(path)
     (path / "digests.json").unlink()
     checkpoint.check_digests(path)  # a checkpoint of an earlier version
