@@ -40,8 +40,7 @@ def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    more = [*describe_options(config.rollout), *plan_warnings(config)]
-    print(dump_config(config), describe_plan(config, plan), *more, sep="\n")
+    print(dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), sep="\n")
     try:
         preflight(config, offline=options.offline)
         here = choose_device(config.cluster, lambda: this_machine().gpus > 0)
@@ -49,14 +48,14 @@ def check_recipe(options: Namespace) -> int:
         bundles = placement(config, device)
         print(describe_placement(bundles, device))
         if options.offline:
-            print("offline: model, data and devices were not checked")
+            print(*plan_warnings(config), "offline: model, data and devices were not checked", sep="\n")
             return 0
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
         print(list_bad_rows(error.rows))
         raise
     check_resources(bundles, cluster_resources(config.cluster))
-    print("devices: enough\ncheck passed")
+    print("devices: enough", *plan_warnings(config), "check passed", sep="\n")
     return 0
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from core import PROGRAM
 from core.config import ClusterConfig, Config, Device, LearnerConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
@@ -135,7 +136,7 @@ def plan_warnings(config: Config) -> list[str]:
             f"learner.warmup_steps = {learner.warmup_steps} in which the critic's rate only rises; raise the one or "
             "lower the other"
         )
-    return lines
+    return [f"warning: {line}" for line in lines]
 
 
 def sequence_tokens(config: Config) -> int:
@@ -292,10 +293,12 @@ def check_starter(config: Config) -> None:
 def check_machine(config: Config, machine: Machine, device: str) -> None:
     """Raises ConfigError for threads and memory beyond what the machine has, on which all processes run."""
     rollout = config.rollout
+    elsewhere = "" if device == "cpu" or machine.gpus else f"; if the run is elsewhere, {PROGRAM} check --offline"
     for name, threads in (("rollout", rollout.threads), ("learner", config.learner.threads)):
         if threads > max(2, machine.cores):
             raise ConfigError(
                 f"{name}.threads = {threads}, but this machine has {machine.cores} cores; lower it to at most that"
+                f"{elsewhere}"
             )
     bytes_per_token = 16  # id, two log-probabilities, value
     tokens = rollout.starts * rollout.samples * max(1, sequence_tokens(config))  # 0: lengths that the data decide
@@ -307,6 +310,7 @@ def check_machine(config: Config, machine: Machine, device: str) -> None:
         if asked > machine.memory:
             raise ConfigError(
                 f"{name} = {asked:,.1f} GiB, but this machine has {machine.memory:,.1f} GiB of memory; lower it"
+                f"{elsewhere}"
             )
 
 

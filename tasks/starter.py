@@ -21,6 +21,11 @@ from tasks.kinds import find_kind, task_items
 from tasks.problems import Tokenizer, prompt_form
 
 FORMAT = 3  # part of the cache key: raise it when a change of the code makes another model from the same settings
+NO_FOLDER = (
+    "for a local folder give its path (./NAME); for a model with restricted access run `hf auth login`; without a "
+    "connection download the model first and set HF_HUB_OFFLINE=1"
+)
+"""What helps when a model is no folder on this machine and was not found on the hub."""
 CONTEXT = 2048  # positions of the model. Unused positions cost nothing with rotary embeddings.
 
 
@@ -41,8 +46,7 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
         snapshot_download(model_path)
     except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
-            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of "
-            "these, or 'starter'"
+            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); {NO_FOLDER}"
         ) from None
     return model_path
 

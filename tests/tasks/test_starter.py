@@ -124,7 +124,7 @@ def test_models_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(ModelError, match=f"model.path = {name}: no such directory"):
             resolve(name, TINY, TaskConfig(), 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelError, match="neither a directory nor a model on the hub"):
+    with pytest.raises(ModelError, match=r"nor a model on the hub .*give its path \(\./NAME\); .*hf auth login"):
         resolve("nobody/nothing-here", TINY, TaskConfig(), 0)
     assert resolve_model(str(tmp_path), TINY, TaskConfig(), 0) == str(tmp_path)
     monkeypatch.chdir(tmp_path.parent)

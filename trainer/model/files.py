@@ -11,6 +11,7 @@ from core.errors import CheckpointError, ModelError, first_line
 from core.plan import check_context
 from core.run_directory import RunDirectory
 from core.seeds import derive
+from tasks.starter import NO_FOLDER
 from trainer import checkpoint
 from trainer.model.gguf import model_folder
 
@@ -135,7 +136,8 @@ def _read(kind: Any, path: str, field: str, failure: str = "cannot read the mode
     try:
         return kind.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}") from error
+        remedy = "" if Path(path).exists() else f"; {NO_FOLDER}"
+        raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}{remedy}") from error
 
 
 def check_place(path: str, field: str) -> None:
