@@ -34,6 +34,7 @@ CHUNK = 64  # items per message to a worker: few messages, but small enough that
 PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
 PROBED = 4  # number of problems that `check_judges` probes: the shortest, because they pass the length filters
+SHOWN = 60  # characters of a reference or a response in a line
 SLOW = 256  # most canonical solutions that `check_judges` has judged where verdicts are slow (programs, own rewards)
 
 
@@ -285,14 +286,16 @@ def _remote_scorer(config: RewardModelConfig) -> Scorer:
 
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
-    Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or
-    returns no finite number on the shortest problems, DataError when a built-in verifier finds all solutions wrong."""
+    Returns a line for each of the user's own rewards, and one that says how many solutions are wrong. Raises
+    ConfigError when the judge raises, hangs, crashes or returns no finite number on the shortest problems, DataError
+    when a built-in verifier finds all solutions wrong."""
     if find_kind(config.name).episodes and not config.own_rewards:
         return "judge: the environment"
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
     with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
         _probe(config, items, judges)
-        return _check_solutions(config, items, judges)
+        solved = [item for item in items if item.solution is not None]
+        return "\n".join([*_own_lines(solved, judges), _check_solutions(config, solved, judges)])
 
 
 def probe_reward(config: TaskConfig, items: Sequence[Item]) -> None:
@@ -305,12 +308,12 @@ def _judged(items: Sequence[tuple[Item, str]], judges: Judges) -> list[Verdict]:
     """Verdicts of (item, response) pairs."""
     if not isinstance(judges, Rewards):
         return judges.judge([(item.reference, response) for item, response in items])
-    cases = []
-    for item, response in items:
-        text = item.form.text(item.prompt)
-        columns = item.kept(judges.asks)
-        cases.append(Case(item.reference, response, item.where, columns, text=text, query=text + response))
-    return judges.judge_cases(cases)
+    return judges.judge_cases([_case(item, response, judges) for item, response in items])
+
+
+def _case(item: Item, response: str, judges: Rewards) -> Case:
+    text, columns = item.form.text(item.prompt), item.kept(judges.asks)
+    return Case(item.reference, response, item.where, columns, text=text, query=text + response)
 
 
 def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
@@ -325,8 +328,13 @@ def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
         raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
 
 
-def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) -> str:
-    solved = [item for item in items if item.solution is not None]
+def _own_lines(solved: Sequence[Item], judges: Judges) -> list[str]:
+    if not isinstance(judges, Rewards):
+        return []
+    return judges.describe(_case(solved[0], solved[0].solution or "", judges) if solved else None)
+
+
+def _check_solutions(config: TaskConfig, solved: Sequence[Item], judges: Judges) -> str:
     if not solved:
         return "canonical solutions: none"
     if judged_by_model(config):  # a reward model's score is neither right nor wrong
@@ -344,4 +352,9 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
             f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and "
             "columns, or fix the data set"
         )
-    return f"canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}"
+    got = f"judged were the reference {_start(first.reference)} and the response {_start(first.solution or '')}"
+    return f"warning: canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}; {got}"
+
+
+def _start(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

@@ -19,6 +19,7 @@ class Asks(NamedTuple):
     optional: Sequence[str] = ()
     every_column: bool = False
     batch: bool = False  # whether it judges several responses in one call
+    shape: str = ""  # how it is called, for a person
 
     @property
     def nothing(self) -> bool:

@@ -35,6 +35,20 @@ class Part:
     weight: float
     judge: PairJudge
 
+    def judged(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Its own verdicts, in order."""
+        plain = self.judge.asks.nothing
+        return self.judge.judge([(case.reference if plain else case.ask(), case.response) for case in cases])
+
+    def described(self, solved: Case | None) -> str:
+        """Its name, weight and shape, and its value for a canonical solution, if there is one."""
+        text = f"reward {self.label}: weight {self.weight:g}, {self.judge.asks.shape}"
+        if solved is None:
+            return text
+        (verdict,) = self.judged([solved])
+        value = "does not apply to" if math.isnan(verdict.reward) else f"gives {verdict.reward:g} for"
+        return f"{text}, {value} a canonical solution"
+
 
 class Rewards:
     """The judge of a task with rewards of the user's own, one or several."""
@@ -55,13 +69,15 @@ class Rewards:
 
     def judge_cases(self, cases: Sequence[Case]) -> list[Verdict]:
         """The verdicts, in order. Raises as the judges of the parts."""
-
-        def _judged(part: Part) -> list[Verdict]:
-            plain = part.judge.asks.nothing
-            return part.judge.judge([(case.reference if plain else case.ask(), case.response) for case in cases])
-
-        found = list(self._threads.map(_judged, self._parts))
+        found = list(self._threads.map(lambda part: part.judged(cases), self._parts))
         return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*found, strict=True), strict=True)]
+
+    def describe(self, solved: Case | None) -> list[str]:
+        """A line for each reward, which also says whether it decides what is correct. `solved`: with a canonical
+        solution as the response."""
+        first, *others = (part.described(solved) for part in self._parts)
+        decides = "decides what is correct: above 0, or what its Verdict or `acc` says"
+        return [f"{first}; {decides}", *(f"{text}; decides only where those before it do not apply" for text in others)]
 
     def _sum(self, case: Case, verdicts: Sequence[Verdict]) -> Verdict:
         place = f", on {case.where}" if case.where else ""

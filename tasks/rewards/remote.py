@@ -27,7 +27,7 @@ MOST = 64
 class RemoteReward:
     """Asks the server at `url`, `concurrency` requests at a time."""
 
-    asks = Asks(optional=(QUERY,))
+    asks = Asks(optional=(QUERY,), shape="a server")
 
     def __init__(self, url: str, *, timeout: float, concurrency: int) -> None:
         """`timeout`: seconds of one try."""

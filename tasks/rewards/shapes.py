@@ -58,21 +58,21 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
     def _called(values: Mapping[str, Any]) -> Any:
         return function(**{name: value for name, value in values.items() if rest or name in named})
 
-    def _asks(given: Sequence[str], also: Sequence[str], every: bool, batch: bool) -> Asks:
+    def _asks(shape: str, given: Sequence[str], also: Sequence[str], every: bool, batch: bool) -> Asks:
         own = {name: needed for name, needed in named.items() if name not in (*given, *also)}
-        return Asks([n for n in own if own[n]], [*also, *(n for n in own if not own[n])], every, batch)
+        return Asks([n for n in own if own[n]], [*also, *(n for n in own if not own[n])], every, batch, shape)
 
     if named.keys() & set(TRL):
         also = ["prompt", IDS] if rest or IDS in named else ["prompt"]
-        return _batches(_called, _asks(TRL, also, rest, True), waits)
+        return _batches(_called, _asks("TRL's shape", TRL, also, rest, True), waits)
     if "solution_str" in named:
-        return _single(
-            _called, _asks(VERL, ("data_source", "reward_model", "extra_info"), False, waits), _verl, _number
-        )
+        also = ["data_source", "reward_model", "extra_info"]
+        return _single(_called, _asks("verl's shape", VERL, also, False, waits), _verl, _number)
     first, second = (next((name for name in names if name in named), "") for names in (REFERENCE, RESPONSE))
     if not (first and second):
         raise ConfigError(f"verifier {path!r} takes ({', '.join(map(str, parameters))}); name {ACCEPTED}")
-    asks = _asks((first, second), [name for name in ("prompt",) if name in named], rest, waits)
+    also = [name for name in ("prompt",) if name in named]
+    asks = _asks(f"shape ({first}, {second})", (first, second), also, rest, waits)
     if asks.nothing:
         ordered = places[:2] == [first, second]
         return Reward(asks, function if ordered else lambda gold, said: function(**{first: gold, second: said}))

@@ -173,15 +173,27 @@ def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path
     assert told(config) == "canonical solutions: 9 judged, all correct"
     gsm8k_rows(tmp_path, [*answers[:7], "7", "#### 9"])
     why = r"no answer found: expected '#### n' or '\boxed{n}'"
-    assert told(config) == f"canonical solutions: 2 of 9 judged wrong, the first of {config.path}: row 8: {why}"
+    got = "judged were the reference '7' and the response '7'"
+    assert (
+        told(config)
+        == f"warning: canonical solutions: 2 of 9 judged wrong, the first of {config.path}: row 8: {why}; {got}"
+    )
     gsm8k_rows(tmp_path, ["#### 10"] * 9)
     with pytest.raises(
         DataError, match=r"all 9 canonical solutions are judged wrong, the first of .*: row 1: answered '10', exp"
     ):
         told(config)
-    assert told(config.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit"})).startswith(
-        "canonical solutions: 9 of 9 judged wrong"  # a user's reward may mean something else by it
+    task = {"name": "task", "weight": 0.5}
+    several = [{"name": "tests.tasks.verifiers:half_for_the_digit"}, task]
+    first, second, wrong = told(TaskConfig.model_validate(config.model_dump() | {"rewards": several})).splitlines()
+    assert first.startswith(
+        "reward half_for_the_digit: weight 1, shape (reference, response), gives 0 for a canonical "
     )
+    assert first.endswith("; decides what is correct: above 0, or what its Verdict or `acc` says")
+    assert second.startswith("reward task: weight 0.5, shape (reference, response), gives 0 for a canonical solution; ")
+    assert second.endswith("decides only where those before it do not apply")
+    assert wrong.startswith("warning: canonical solutions: 9 of 9 judged wrong")  # a user's reward may mean something
+    assert wrong.endswith("judged were the reference '0' and the response '#### 10'")  # else by it
 
 
 def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:

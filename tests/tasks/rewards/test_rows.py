@@ -133,7 +133,11 @@ def test_every_column_reaches_a_reward_with_keywords_as_lists(tmp_path: Path, to
     task = config(write(tmp_path / "a.jsonl", rows), reward=f"{HERE}:columns_of_the_row")
     with closing(built(task, tokenizer)) as whole:
         assert said(whole, tokenizer, "x") == [(5.0, "")] * 2
-        assert check_judges(task, list(all_items(task).values())) == "canonical solutions: none"
+        assert check_judges(task, list(all_items(task).values())).splitlines() == [
+            "reward columns_of_the_row: weight 1, TRL's shape; decides what is correct: above 0, or what its Verdict or "
+            "`acc` says",
+            "canonical solutions: none",
+        ]
 
 
 def test_a_column_that_a_reward_needs_must_exist(tmp_path: Path, tokenizer: Tokenizer) -> None:
