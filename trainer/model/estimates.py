@@ -1,6 +1,6 @@
 """What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person."""
 
-from core.config import Config
+from core.config import Config, LearnerConfig
 from core.machine import cpu_speed
 from core.plan import batch_plan
 from tasks.problems import LeftOut
@@ -40,9 +40,11 @@ def iteration_estimate(config: Config, info: ModelInfo, device: str, critic: str
     plan = batch_plan(config)
     memory = memory_estimate(config, info, device, critic)
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in memory.items())
-    text = f"an iteration: at most {plan.max_tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB ({parts})"
+    text = f"an iteration: at most {plan.max_tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB"
     if device == "cuda":
-        return f"{text}, and in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
+        share = f"in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
+        return f"{text} in each learner rank's GPU ({parts}), and {share}"
+    text += f" ({parts})"
     speed = EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads)
     minutes = plan.max_tokens * operations(config, info, critic) / speed / 60
     long = "under a minute" if minutes < 1.0 else f"about {minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
@@ -61,18 +63,56 @@ def operations(config: Config, info: ModelInfo, critic: str) -> float:
 
 
 def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -> dict[str, float]:
-    """GiB by part. A trained weight: its bytes, 8 for Adam, 4 for the gradient, in bf16 4 for the fp32 weight."""
-    size, weights = SIZES[config.model.dtype], info.parameters / 2**30
-    models = 1 + (critic == "separate")
-    trained = weights * models * (size if config.learner.lora_rank else size + 12 + 4 * (size == 2))
-    reference = weights * size * (config.algorithm.kl_coefficient > 0 and not config.learner.lora_rank)
-    engines = config.rollout.actors
-    activations = activation_gib(config, info, config.learner.micro_batch_tokens) * config.learner.ranks
-    return {
-        "trained models": trained,
-        "reference": reference,
-        "activations": activations,
-        "engines": engines * (weights * size + config.rollout.kv_cache_gib) if device == "cpu" else 0.0,
-        "broadcast": weights * size,
-        "processes": (engines + config.learner.ranks) * PROCESS_GIB,
+    """GiB by part: on CPU of the whole machine, on GPUs of one learner rank's. `critic`: separate, shared or none."""
+    own, weights = rank_memory(config, info, critic), info.parameters * SIZES[config.model.dtype] / 2**30
+    if device == "cuda":
+        return {name: gib for name, gib in own.items() if name != "on the host"}
+    engines, ranks = config.rollout.actors, config.learner.ranks
+    return {name: ranks * gib for name, gib in own.items()} | {
+        "engines": engines * (weights + config.rollout.kv_cache_gib),
+        "broadcast": weights,
+        "processes": (engines + ranks) * PROCESS_GIB,
     }
+
+
+def rank_memory(config: Config, info: ModelInfo, critic: str) -> dict[str, float]:
+    """GiB of one learner rank by part; "on the host" is what `learner.offload` keeps out of a GPU."""
+    learner, size = config.learner, SIZES[config.model.dtype]
+    trained = adapter_parameters(info, learner.lora_rank) if learner.lora_rank else info.parameters
+    here, host = bytes_per_weight(learner, config.model.dtype)
+    frozen = info.parameters * size / (learner.ranks if learner.zero_stage == 3 else 1) if learner.lora_rank else 0.0
+    models = 1 + (critic == "separate")
+    reference = info.parameters * size * (config.algorithm.kl_coefficient > 0 and not learner.lora_rank)
+    return {
+        "trained models": models * (trained * here + frozen) / 2**30,
+        "reference": reference / 2**30,
+        "activations": activation_gib(config, info, learner.micro_batch_tokens),
+    } | ({"on the host": models * trained * host / 2**30} if learner.offload else {})
+
+
+def bytes_per_weight(learner: LearnerConfig, dtype: str) -> tuple[float, float]:
+    """Bytes that a rank keeps per trained weight: beside the model, and on the host with `learner.offload`. The weight
+    itself, its gradient (4), AdamW's moments (8), with ZeRO also the weight in fp32 (4). bfloat16 runs as stage 2 or 3.
+
+    >>> one = LearnerConfig()
+    >>> bytes_per_weight(one, "float32"), bytes_per_weight(one, "bfloat16")
+    ((16.0, 0.0), (18.0, 0.0))
+    >>> bytes_per_weight(one.model_copy(update={"ranks": 4, "zero_stage": 2}), "bfloat16")  # 2 + 16 / 4
+    (6.0, 0.0)
+    >>> bytes_per_weight(one.model_copy(update={"ranks": 8, "zero_stage": 3}), "bfloat16")  # 18 / 8
+    (2.25, 0.0)
+    >>> bytes_per_weight(one.model_copy(update={"offload": True, "zero_stage": 2}), "bfloat16")
+    (2.0, 16.0)
+    """
+    size, ranks = SIZES[dtype], learner.ranks
+    stage = max(2, learner.zero_stage) if dtype == "bfloat16" else learner.zero_stage
+    weight = size / (ranks if stage == 3 else 1)
+    gradient = 4 / (ranks if stage >= 2 else 1)
+    optimizer = 12 / ranks if stage else 8.0
+    return (weight, gradient + optimizer) if learner.offload else (weight + gradient + optimizer, 0.0)
+
+
+def adapter_parameters(info: ModelInfo, rank: int) -> int:
+    """Weights of LoRA adapters of this rank on all linear layers: `rank` x (inputs + outputs) of each."""
+    attention = 4 * info.hidden + 2 * (info.hidden + info.key_value_width)
+    return rank * info.layers * (attention + 3 * (info.hidden + info.intermediate))

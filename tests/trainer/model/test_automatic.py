@@ -1,5 +1,7 @@
 """What a recipe leaves to `auto`, by hand."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from core.machine import Machine
 from tasks.limits import TokenLimits, chosen_limits
 from tasks.problems import LeftOut
 from trainer.model.automatic import resolved
-from trainer.model.estimates import iteration_estimate, memory_estimate, operations, warnings_of
+from trainer.model.estimates import iteration_estimate, memory_estimate, operations, rank_memory, warnings_of
 from trainer.model.files import ModelInfo
 
 SMOL = ModelInfo(
@@ -104,6 +106,48 @@ def test_an_iteration_is_estimated_from_operations() -> None:
     assert text.startswith("an iteration: at most 153,600 generated tokens; about ")  # 64 x 8 x 300
     assert "minutes" in text
     assert "minutes" not in iteration_estimate(config, SMOL, "cuda", "shared")
+
+
+QWEN = [
+    replace(SMOL, parameters=int(size), layers=layers, hidden=hidden, intermediate=middle, key_value_width=width)
+    for size, layers, hidden, middle, width in (
+        (0.494e9, 24, 896, 4864, 128),
+        (1.544e9, 28, 1536, 8960, 256),
+        (7.616e9, 28, 3584, 18_944, 512),
+    )
+]
+"""Qwen2.5 of 0.5, 1.5 and 7 B parameters."""
+OF_A_RANK: list[tuple[str, str, list[str]]] = [
+    ("a trained model", "trained models", []),
+    ("the same with ZeRO 2 on 4 ranks", "trained models", ["--learner.ranks=4", "--learner.zero_stage=2"]),
+    ("the same with ZeRO 3 on 8 ranks", "trained models", ["--learner.ranks=8", "--learner.zero_stage=3"]),
+    ("the same with `learner.offload`", "trained models", ["--learner.offload=true", "--learner.zero_stage=2"]),
+    ("a trained LoRA model", "trained models", ["--learner.lora_rank=32"]),
+    ("the reference policy", "reference", []),
+    ("activations with", "activations", ["--learner.gradient_checkpointing=true"]),
+]
+
+
+@pytest.mark.parametrize(("row", "part", "options"), OF_A_RANK, ids=[row for row, *_ in OF_A_RANK])
+def test_the_page_on_sizes_has_what_the_estimate_says(row: str, part: str, options: list[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {row}"))
+    config = made("--learner.micro_batch_tokens=8192", "--algorithm.kl_coefficient=0.05", *options, device="cuda")
+    gigabytes = [rank_memory(config, info, "shared")[part] * 2**30 / 1e9 for info in QWEN]
+    assert line.split(" | ")[2:] == [f"{value:.1f} GB" for value in gigabytes[:2]] + [f"{gigabytes[2]:.1f} GB |"]
+
+
+def test_the_estimate_is_of_a_rank_on_gpus_and_of_the_machine_on_cpu() -> None:
+    options = ("--learner.ranks=4", "--learner.zero_stage=2")
+    one = SMOL.parameters / 2**30
+    gpu = memory_estimate(made(*options, device="cuda"), SMOL, "cuda", "separate")
+    assert set(gpu) == {"trained models", "reference", "activations"}
+    assert gpu["trained models"] == pytest.approx(2 * (2 + 16 / 4) * one)
+    cpu = memory_estimate(made("--learner.ranks=4", "--model.dtype=float32"), SMOL, "cpu", "separate")
+    assert cpu["trained models"] == pytest.approx(4 * 2 * 16 * one)  # stage 0: every rank has everything
+    offloaded = memory_estimate(made(*options, "--learner.offload=true"), SMOL, "cpu", "none")
+    assert offloaded["on the host"] == pytest.approx(16 * one)
+    assert "in each learner rank's GPU (trained" in iteration_estimate(made(device="cuda"), SMOL, "cuda", "shared")
 
 
 @pytest.mark.parametrize("bad", ["0", "nothing", "-1"])
