@@ -43,6 +43,7 @@ class TaskKind:
     # (config, seed, whether they are held out) -> rows that the kind makes itself; None: those of `task.path`
     rows: Callable[[TaskConfig, int, bool], Sequence[Row]] | None = None
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
+    marks: tuple[str, ...] = ()  # what the judge looks for before an answer; a prompt should name one of them
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
     # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell
     prefix_is_wrong: Callable[[str], bool | None] = lambda _: None
@@ -105,6 +106,22 @@ def rollout_settings(config: Config) -> RolloutConfig:
         if find_kind(one.config.name).environment not in ("", name):
             raise ConfigError(f"task.eval_sets: {one.label} needs an environment that the run lacks; leave it out")
     return config.rollout.model_copy(update={"environment": name, "environment_options": options})
+
+
+def prompt_warnings(config: TaskConfig, first: Callable[[str], str]) -> list[str]:
+    """A line for each data set whose judge looks for a mark that the prompt does not name. `first`: label -> its first
+    prompt, as the model reads it."""
+    lines = []
+    for label, _, source in every_source(config):
+        marks = find_kind(source.name).marks
+        own = [each.name for each in source.own_rewards]
+        if marks and (not own or "task" in own) and not any(mark in first(label) for mark in marks):
+            name, looked_for = f"task {source.name}{label and f' ({label})'}", " or ".join(marks)
+            lines.append(
+                f"warning: {name}: the judge looks for {looked_for}, and the prompt does not say so; say it in "
+                "task.template, unless the model was fine-tuned to write it"
+            )
+    return lines
 
 
 def judged_by_model(config: TaskConfig) -> bool:

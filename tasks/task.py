@@ -92,6 +92,10 @@ class Task:
         """The text of response tokens, without end-of-sequence and other special tokens."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
+    def first_prompt(self, source: str) -> str:
+        """The first prompt of a data set, as the model reads it. `source`: its label."""
+        return self.decode(next(one for one in self._problems.values() if one.source == source).prompt_ids)
+
     def check_starts(self, starts: Iterable[Start]) -> None:
         """Raises DataError when a start has the prompt of an evaluation problem, by the hash of its text.
 

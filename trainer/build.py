@@ -185,6 +185,8 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
 
 def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
     """The configuration without `auto`, and lines about it. Raises ConfigError when the sizes contradict each other."""
+    from tasks.kinds import prompt_warnings
+
     machine = this_machine()
     device = expected_device(config.cluster)
     config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
@@ -194,7 +196,8 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
     if not named_address(config.cluster):
         check_machine(config, machine, device)
     estimate = iteration_estimate(config, info, device, critic(config))
-    return config, [describe_data(task), *lines, *warnings_of(config, task.left_out), estimate]
+    prompts = prompt_warnings(config.task, task.first_prompt)
+    return config, [describe_data(task), *prompts, *lines, *warnings_of(config, task.left_out), estimate]
 
 
 def connected(

@@ -151,9 +151,15 @@ def _is_written(answer: str) -> bool:
 
 
 GSM8K, MATH = (
-    TaskKind(f"tasks.mathematics.answers:{judge}", read=read, answer=answer, prefix_is_wrong=states_false_equation)
-    for judge, read, answer in (
-        ("verify_gsm8k", read_gsm8k, gsm8k_answer),
-        ("verify_math", read_math, math_answer),
+    TaskKind(
+        f"tasks.mathematics.answers:{judge}",
+        read=read,
+        answer=answer,
+        marks=marks,
+        prefix_is_wrong=states_false_equation,
+    )
+    for judge, read, answer, marks in (
+        ("verify_gsm8k", read_gsm8k, gsm8k_answer, ("####", r"\boxed")),
+        ("verify_math", read_math, math_answer, (r"\boxed",)),
     )
 )

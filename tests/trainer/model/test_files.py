@@ -8,10 +8,11 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from commands.check import check_model_and_data, check_supervised
-from core.config import Config
+from core.config import Config, TaskConfig
 from core.errors import ConfigError, DataError, ModelError
 from core.load import override
 from tasks.corpus import character_tokenizer
+from tasks.kinds import prompt_warnings
 from trainer.build import open_model_and_task
 from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
@@ -141,6 +142,24 @@ def test_check_shows_the_first_prompt_as_the_model_reads_it(tmp_path: Path) -> N
     tokenizer.chat_template = "<{{ messages[0]['content'] }}>"
     tokenizer.save_pretrained(config.model.path)
     assert "first prompt, as the model reads it: '<1+0?>'" in check_model_and_data(config)
+
+
+def test_a_prompt_that_hides_what_the_judge_looks_for_is_said_by_check_and_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = text_recipe(tmp_path, [{"question": f"{i}+0?", "answer": f"#### {i}"} for i in range(4)])
+    silent = (
+        r"warning: task gsm8k: the judge looks for #### or \boxed, and the prompt does not say so; say it in task.temp"
+    )
+    assert silent in check_model_and_data(recipe)
+    with open_model_and_task(recipe):
+        assert silent in capsys.readouterr().out
+    reward = "tests.tasks.verifiers:half_for_the_digit"
+    for field, value in (("template", "{prompt} ####"), ("system", "####"), ("reward", reward)):
+        assert "warning: task" not in check_model_and_data(override(recipe, [f"--task.{field}={value}"]))
+    assert prompt_warnings(TaskConfig(name="math"), lambda _: r"End with \boxed{}.") == []
+    (line,) = prompt_warnings(TaskConfig(name="math"), lambda _: "End with ####.")
+    assert line.startswith(r"warning: task math: the judge looks for \boxed, and")
 
 
 def test_canonical_replay_needs_a_canonical_solution(tmp_path: Path) -> None:
