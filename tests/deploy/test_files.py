@@ -82,7 +82,8 @@ def test_the_job_of_kubernetes_fits_its_workers() -> None:
     assert asked.cpus <= count * int(limits["cpu"])
 
 
-def test_slurm_starts_ray_on_every_node_and_saves_before_the_time_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [None, False, True])
+def test_slurm_starts_ray_on_every_node_and_saves_before_the_time_limit(tmp_path: Path, saved: bool | None) -> None:
     """The script runs with programs in the place of Slurm's and Ray's that write down how they are called."""
     script = (ROOT / "deploy" / "slurm.sh").read_text()
     for line in re.findall(r"ray start .*", script):
@@ -91,17 +92,25 @@ def test_slurm_starts_ray_on_every_node_and_saves_before_the_time_limit(tmp_path
     programs.mkdir(parents=True)
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
     for name, body in {
-        "scontrol": "printf 'node1\\nnode2\\n'",
+        "scontrol": 'if [ "$1" = requeue ]; then echo "requeue $2" >> calls; else printf "node1\\nnode2\\n"; fi',
         "srun": 'echo "srun $*" >> calls; sleep 30',
         "python": 'if [ "$1" = -c ]; then echo token; else trap "echo saved >> calls; exit 0" TERM;'
         ' echo "driver $* at $RAY_ADDRESS" >> calls; while :; do sleep 0.05; done; fi',
     }.items():
         (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
+    run, arguments = tmp_path / "runs" / "one", f"--config {RECIPE}"
+    if saved is not None:  # a job that may be requeued, after a start that saved a checkpoint or did not
+        environment["RUN"] = str(run)
+        (run / "checkpoints").mkdir(parents=True)
+        if saved:
+            (run / "checkpoints" / "latest").touch()
+        arguments = f"--resume {run}" if saved else f"{arguments} --run.root {run.parent} --run.name one"
     process = subprocess.Popen(
         ["bash", str(ROOT / "deploy" / "slurm.sh"), "--config", RECIPE],
         cwd=tmp_path,
-        env={"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"},
+        env=environment,
     )
     calls = tmp_path / "calls"
     while not calls.exists() or calls.read_text().count("\n") < 3:
@@ -109,9 +118,10 @@ def test_slurm_starts_ray_on_every_node_and_saves_before_the_time_limit(tmp_path
     process.terminate()
     assert process.wait(timeout=60) == 0
     lines = calls.read_text().splitlines()
-    assert f"driver launch.py train --cluster.wait 600 --config {RECIPE} at node1:20007" in lines
+    assert f"driver launch.py train --cluster.wait 600 {arguments} at node1:20007" in lines
+    assert run.exists() == bool(saved)  # moved away: a new run begins
     assert [node for node in ("node1", "node2") if any(f"-w {node} " in line for line in lines)] == ["node1", "node2"]
-    assert lines[-1] == "saved"
+    assert lines[-1] == ("saved" if saved is None else "requeue 7")
 
 
 def test_the_dockerfile_copies_what_exists_and_names_its_stages() -> None:
