@@ -168,6 +168,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
             starting.ready("cluster")
         parts = build.components(run, model, device, local=local, ready_part=starting.ready)
         with parts as started:
+            started.learner.check_sees(run.config)  # before hours of work that no checkpoint could keep
             schedule = Schedule(
                 iterations=config.run.iterations,
                 checkpoint_every=config.run.checkpoint_every,

@@ -241,7 +241,6 @@ def components(
         start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, run))
         start_learner = partial(_learner, config, ready.model, device, local)
         pool, learner = _start_both(start_engines, start_learner, stack, ready_part, one_process=local)
-        learner.check_sees(run.config)  # before hours of work that no checkpoint could keep
         stale = config.rollout.max_staleness
         stream, pipeline = stack.enter_context(asynchronous(config, pool)) if stale else (pool, None)
         table, seed = TokenTable.from_tokenizer(task.tokenizer), derive(config.run.seed, "problems")
