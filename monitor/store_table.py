@@ -1,4 +1,4 @@
-"""Shows the states of a store as one table with text, posterior, age and lineage; filters, prints and exports it.
+"""Shows the states of a store as one table: text, expected success, age and lineage. It filters, prints and exports it.
 Invariant: the table has plain columns, so that pandas and DuckDB read the exported Parquet."""
 
 import time
@@ -72,9 +72,7 @@ def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[In
 
 def _shard_table(shard: Shard, newest: int) -> pa.Table:
     states, chain = shard.states, shard.states["trajectory"]
-    a, b = 1.0 + states["wins"].astype(np.float64), 1.0 + states["losses"].astype(np.float64)
-    mean = a / (a + b)
-    deviation = np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))  # of Beta(a, b)
+    success = shard.success()
     tried, solved = states["tried"].astype(np.int64), states["solved"].astype(np.int64)
     return pa.table(
         {
@@ -85,9 +83,7 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
             "response_tokens": shard.trajectories["size"][chain],
             "value": states["value"],
             "priority": states["priority"],
-            "posterior": mean,
-            "posterior_low": np.maximum(mean - 2.0 * deviation, 0.0),
-            "posterior_high": np.minimum(mean + 2.0 * deviation, 1.0),
+            "success": pa.array(success, mask=np.isnan(success)),  # of a continuation, as the ranking expects it
             "tried": tried,
             "solved": solved,
             "solve_rate": pa.array(solved / np.maximum(tried, 1), mask=tried == 0),
@@ -154,12 +150,12 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
             lines.append(f"problem {current}: solved from the root {row['root_solved']}/{row['root_tried']}")
             lines += [f"    {part}" for part in prompts.get(current, "").splitlines()]
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
-        rests = f"rests: {row['rests']}" if row["rests"] else f"chance {row['chance']:.2%}"
+        rests = f"rests: {row['rests']}" if row["rests"] else f"drawn with {row['chance']:.2%}"
+        expected = "" if row["success"] is None else f"  expected success {row['success']:.1%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(
             f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  priority "
-            f"{row['priority']:.3f}  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, "
-            f"{row['posterior_high']:.2f}]  {rate}  {row['provenance']}  age {row['age']}  {rests}  {line}"
+            f"{row['priority']:.3f}{expected}  {rate}  {row['provenance']}  age {row['age']}  {rests}  {line}"
         )
         if "prefix" in row:
             lines += [f"    | {part}" for part in row["prefix"].splitlines()]

@@ -167,6 +167,10 @@ class Shard:
         drawn = ~np.isneginf(self.states["priority"])
         return np.where(drawn, "", np.where(found == "", "its ranking gives it no priority", found))
 
+    def success(self) -> Reals:
+        """[S] the success of a continuation by which the ranking decides; NaN if it reads none."""
+        return self.ranking.success(self._columns(np.arange(len(self.problems)))[1])
+
     def prefix(self, row: int) -> IntArray:
         """Tokens of the state in a row."""
         tokens = self.trajectories["tokens"][self.states["trajectory"][row]]

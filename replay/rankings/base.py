@@ -81,6 +81,10 @@ class Ranking:
         """The rules that keep states from being drawn."""
         return ()
 
+    def success(self, states: StateColumns) -> npt.NDArray[np.float64]:
+        """[S] the mean success of a continuation by which it decides; NaN if it reads none."""
+        return np.full(len(states.value), np.nan)
+
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S] by which states are drawn. Without an own formula 0, and -inf where a rule holds."""
         return only(~excluded(self.why_not(states), len(states.value)))

@@ -71,6 +71,10 @@ class Learnability(Ranking):
         """States of solved problems, hopeless ones, and those that never fail."""
         return rules(states, state_chances(states))
 
+    def success(self, states: StateColumns) -> Reals:
+        """p of this module."""
+        return state_chances(states)
+
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: log worth, less what the other states of the problem are worth."""
         success = state_chances(states)

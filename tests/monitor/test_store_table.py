@@ -72,13 +72,12 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     rows = {(r["problem"], r["prefix"]): r for r in table.to_pylist()}
     assert set(rows) == {("p", "a"), ("p", "abc"), ("p", "abcjj"), ("q", "a"), ("q", "abc")}
     deep = rows["p", "abc"]
-    assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["posterior"], deep["age"]) == (2, 1, 0.5, 0.5, 2)
+    assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["success"], deep["age"]) == (2, 1, 0.5, None, 2)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
     text = states_text(first_states(select(table, problem="p"), 1, 1), table, {"p": "1+1=?"})
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
-    assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text
-    assert "solved 1/2  own_failed  age 2  chance " in text
+    assert "3/5 tokens  value 0.750  priority 3.354  solved 1/2  own_failed  age 2  drawn with " in text
     assert text.endswith("    | abc")
 
 
@@ -127,8 +126,16 @@ def test_a_state_that_teaches_nothing_says_why() -> None:
         made = CutTrajectory(problem, ids, *states, provenance, 0.0, 1)
         for _ in range(3):  # root: (3 + 1) / (3 + 2) and 1 / 5; the first is above 1/2
             shard.apply(pack_trajectories([made], 26))
-    found = {row["problem"]: row["rests"] for row in states_table([shard]).to_pylist()}
+    table = states_table([shard])
+    found = {row["problem"]: row["rests"] for row in table.to_pylist()}
     assert found == {"solved": "its problem is solved from the root", "hard": "its chance of success is below 5%"}
+    # untried, so the model's chance alone: log odds at most 2 - 5 - 5 x 8/9, less for three failures of the root
+    (hard,) = (row for row in table.to_pylist() if row["problem"] == "hard")
+    assert 0.0 < hard["success"] < 1 / (1 + np.exp(3.0))
+    text = states_text(table, table, {})
+    assert (
+        f"expected success {hard['success']:.1%}  untried  own_failed  age 0  rests: its chance of success is" in text
+    )
 
 
 def test_filters(store: ReplayStore, tmp_path: Path) -> None:
