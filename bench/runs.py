@@ -22,7 +22,7 @@ def run_child(module: str, order: Mapping[str, Any], log: Path, *, threads: int,
         subprocess.run(
             ["nice", "-n", str(nice), sys.executable, "-m", module, str(path)],
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONFAULTHANDLER": "1"},  # a crash says where
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
