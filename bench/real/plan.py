@@ -133,8 +133,8 @@ PARTS: Mapping[str, Part] = {
     "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 160_000, data="gsm8k", last_samples=8),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
-    "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 100_000, "environment_steps", points=10),
-    "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 100_000, "environment_steps", points=10),
+    "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
+    "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 200_000, "environment_steps", points=10),
 }
 
 
