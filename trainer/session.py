@@ -7,6 +7,7 @@ Invariant: metrics of an iteration are on disk before its checkpoint is named th
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -232,10 +233,10 @@ def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str
     """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out
     problems."""
     directory = session.directory
-    copied = ""
+    copied, begun = "", time.monotonic()
     if checkpoint.saved(directory) == progress.iteration:
         path = checkpoint.latest(directory)
     else:
         path = checkpoint.save(directory, session.parts, progress, session.schedule.keep_checkpoints, success)
-        copied = session.mirror(path.name)
+        copied = f", written in {time.monotonic() - begun:.1f} s{session.mirror(path.name)}"
     outputs.note(f"{reason}checkpoint {path}{copied}")
