@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.learning.page import grid, text_of
 from bench.learning.statistics import mean_over_seeds
-from bench.real.assay import DEPTHS
+from bench.real.assay import CONTINUATIONS, DEPTHS
 from bench.real.plan import ARMS, PAIRS, PARTS, THREADS, Result
 from bench.real.statistics import Difference, decide, difference, gain, mean_interval
 from bench.report import Check, check
@@ -189,6 +189,10 @@ def assay_section(task: str, results: Sequence[Result]) -> tuple[list[str], list
         "By depth (all chosen problems):",
         "",
         *depth_table(task, rows),
+        "By whether the text of the state is wrong already (`Task.prefix_is_wrong`); *sound* are successes that state",
+        "nothing wrong, of those that can be checked (none after a wrong text, by its meaning):",
+        "",
+        *wrong_table(rows),
         "Success of the state that a selector picks among the failed states of a problem:",
         "",
         *choice_table(results),
@@ -251,6 +255,19 @@ def depth_table(task: str, rows: Sequence[Any]) -> list[str]:
         found = [gains(task, rows, kind, [at]) for at in range(len(DEPTHS))]
         table.append([TITLES[kind], *("-" if one is None else text_of(one[0], never=NEVER) for one in found)])
     return grid(["restart", *(f"M at {depth:g}" for depth in DEPTHS)], table)
+
+
+def wrong_table(rows: Sequence[Any]) -> list[str]:
+    """Success of the continuations by kind of restart and by what the check says about the state."""
+    table = []
+    for kind in KINDS:
+        states = [state for row in rows for state in row.get(kind, ())]
+        for word, wrong in (("wrong", True), ("not wrong", False), ("not known", None)):
+            if own := [state[:4] for state in states if state[4] is wrong]:
+                won, _, lucky, known = np.sum(own, axis=0).tolist()
+                rate = f"{100 * won / (CONTINUATIONS * len(own)):.1f} %"
+                table.append([TITLES[kind], word, str(len(own)), rate, f"{known - lucky} of {known}"])
+    return grid(["restart", "text of the state", "states", "success", "sound"], table)
 
 
 def choice_table(results: Sequence[Result]) -> list[str]:

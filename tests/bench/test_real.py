@@ -274,5 +274,9 @@ def test_the_section_of_an_assay() -> None:
     )  # 4 x (1 + 1) wrong of 4 x (4 + 1); prefixes that cannot be told are left out
     assert "| failure, by Monte-Carlo value | 0 of 16 | 1 | 4 | no success from the root (one seed) |" in text
     assert "| failure, at random | 2.00" not in text
+    # own: 4 x 6 of 4 x 8 continuations; best: 4 x 1 of 4 x 8 after a wrong text, all 4 with an error
+    assert "| own success | not wrong | 4 | 75.0 % | 24 of 24 |" in text
+    assert "| failure, by Monte-Carlo value | wrong | 4 | 12.5 % | 0 of 4 |" in text
+    assert "| own success | wrong" not in text
     assert "AUC of the critic before each of its updates: 0.50, 0.75." in text
     assert [round(check.value, 3) for check in checks] == [0.75, 3.333]
