@@ -21,8 +21,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from core import PROGRAM, ROOT
-from core.config import Config, EvaluationSetConfig, SourceConfig
+from core.config import Config, EvaluationSetConfig, RewardConfig, SourceConfig
 from core.errors import ConfigError
+from core.sections.base import closest
 
 MEANINGS: Mapping[str, str] = {
     "run.iterations": "steps max_steps total_steps num_episodes total_epochs",
@@ -256,12 +257,17 @@ def explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         names = [*Config.model_fields, *FIELDS]
-        if part := re.match(r"task\.(sources|eval_sets)\.[0-9]+\.", where):
+        if part := re.match(r"task\.rewards\.[0-9]+\.", where):
+            names = [f"{part[0]}{field}" for field in RewardConfig.model_fields]
+        elif part := re.match(r"task\.(sources|eval_sets)\.[0-9]+\.", where):
             kind = SourceConfig if part[1] == "sources" else EvaluationSetConfig
             below = [name.removeprefix("task.") for name in FIELDS if name.startswith(("task.columns.", "task.code."))]
             names = [f"{part[0]}{field}" for field in (*kind.model_fields, *below)]
         return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
-    return f"{where} = {first['input']!r}: {first['msg']}"
+    near = ""
+    if first["type"] == "literal_error":
+        near = closest(first["input"], re.findall("'([^']*)'", first["ctx"]["expected"]))
+    return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}{near}"
 
 
 def setting(config: Config, name: str) -> Any:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from core.errors import ConfigError
+from core.imports import member
 from core.records import Verdict
 from tasks.rewards.cases import load_case
 from tasks.rewards.shapes import NOT_APPLIED, Reward, read_shape
@@ -42,7 +43,7 @@ def load_verifier(path: str, settings: str | None = None) -> Reward:
     module, _, name = path.partition(":")
     try:
         home = importlib.import_module(module)
-        found = getattr(home, name)
+        found = member(home, name)
         if hasattr(home, "prepare_judge"):
             home.prepare_judge()
     except Exception as error:  # importing runs the user's code, which may raise anything

@@ -43,8 +43,11 @@ class BadRowsError(DataError):
     def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
         self.rows = rows
         count = f"{len(rows)} bad row{'s' * (len(rows) > 1)}"
-        others = ", and no other" if all_rows else ", task.bad_rows skip leaves them out"
-        super().__init__(f"{rows[0].message} ({count}: `launch.py check` lists them{others})")
+        if all_rows:
+            super().__init__(f"no usable row is left ({count}); {rows[0].message}")
+        else:
+            hint = "`launch.py check` lists them, task.bad_rows skip leaves them out"
+            super().__init__(f"{rows[0].message} ({count}: {hint})")
 
 
 def list_bad_rows(rows: Sequence[BadRow]) -> str:

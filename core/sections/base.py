@@ -1,5 +1,6 @@
 """What all sections of the configuration share."""
 
+import difflib
 import re
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, get_args
@@ -57,12 +58,20 @@ class Section(BaseModel):
         return given
 
 
+def closest(given: object, names: Collection[str]) -> str:
+    """'; the nearest is ...' for an error, if one of the names is near."""
+    near = difflib.get_close_matches(str(given), names, n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
 def one_of(names: Collection[str], kind: str = "function") -> Callable[[str], str]:
     """A validator that takes one of the names, or the import path of a user's own function or class."""
 
     def _check(given: str) -> str:
         if given not in names and not re.fullmatch(r"[\w.]+:\w+", given):
-            raise ValueError(f"name one of {', '.join(names)}, or your own {kind} as module:{kind}")
+            raise ValueError(
+                f"name one of {', '.join(names)}, or your own {kind} as module:{kind}{closest(given, names)}"
+            )
         return given
 
     return _check

@@ -52,6 +52,24 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     assert "unknown key 'replay.ratoi'; the nearest valid name is 'replay.ratio'" in message(error)
 
 
+def test_a_wrong_key_or_name_is_told_the_nearest(tmp_path: Path) -> None:
+    for text, told in (
+        (
+            "task: {rewards: [{name: task, weigth: 2}]}",
+            "'task.rewards.0.weigth'; the nearest valid name is 'task.rewards.0.weight'",
+        ),
+        ("algorithm: {estimator: gpro}", "algorithm.estimator = 'gpro': name one of gae, grpo, "),
+        ("algorithm: {estimator: gpro}", "as module:function; the nearest is 'grpo'"),
+        ("algorithm: {kl_schedule: constan}", "or 'unsolved'; the nearest is 'constant'"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            parse(text, tmp_path)
+        assert told in message(error)
+    with pytest.raises(ConfigError) as error:
+        parse("algorithm: {kl_schedule: 3}", tmp_path)
+    assert message(error).endswith("Input should be 'constant' or 'unsolved'")
+
+
 def test_unknown_section_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         parse("rollouts:\n  actors: 2\n", tmp_path)
