@@ -4,7 +4,8 @@
     python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0
     python -m bench.picture runs/full runs/plain
 
-It reads the runs' files only.
+`python -m bench.picture runs/guess --output docs/guess.png` draws a run of configs/guess.yaml for
+docs/environments.md. It reads the runs' files only.
 """
 
 import argparse
