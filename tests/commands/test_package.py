@@ -125,6 +125,6 @@ def test_the_locks_hold_what_the_metadata_names(installed: Path, extra: str, loc
     assert [
         str(one) for one in wanted if not one.specifier.contains(locked.get(canonicalize_name(one.name), "0"))
     ] == []
-    assert {"cpu", "gpu", "dev", "docs", "games", "reasoning", "sinks"} == set(
+    assert {"cpu", "gpu", "dev", "docs", "games", "reasoning", "sinks", "verifiers"} == set(
         metadata(installed).metadata.get_all("Provides-Extra") or ()
     )
