@@ -23,7 +23,7 @@ from tasks.pass_at_k import merge_answers
 from tasks.problems import Items, Split, Tokenizer, encode_problems, prompt_digest
 from tasks.rewards.cases import IDS, QUERY, Asks, Case
 from tasks.rewards.combined import Rewards
-from tasks.worlds import with_worlds
+from tasks.worlds.problems import with_worlds
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from core.records import World
 FIELD = "rollout.environment"
 ENVIRONMENTS = {
     "calculator": "tasks.synthetic.calculator:Calculator",
-    "guess": "tasks.games:Guess",
+    "guess": "tasks.worlds.games:Guess",
     "served": "core.environments.served:Served",  # by `rollout.serve`
-    "textarena": "tasks.games:TextArena",
-    "verifiers": "tasks.verifiers:Verifiers",  # of the task of this name
+    "textarena": "tasks.worlds.games:TextArena",
+    "verifiers": "tasks.worlds.verifiers:Verifiers",  # of the task of this name
 }
 """The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content

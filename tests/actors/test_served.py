@@ -18,7 +18,7 @@ from core.records import Finish, Sampling
 from tasks.kinds import rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
-from tasks.worlds import with_worlds
+from tasks.worlds.problems import with_worlds
 from tests.actors import models
 from tests.actors.test_engine import TOLERANCE, Get, update
 from tests.actors.test_episodes import Run

@@ -21,7 +21,6 @@ from core.config import StarterConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
 from core.sections.tasks import TASKS
-from tasks.games import GUESS
 from tasks.judge_worker import load_verifier
 from tasks.kinds import TaskKind, find_kind
 from tasks.synthetic import rule
@@ -30,6 +29,7 @@ from tasks.synthetic.calculator import CALCULATOR
 from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
 from tasks.synthetic.rule import RULE
 from tasks.synthetic.sums import SUMS
+from tasks.worlds.games import GUESS
 
 
 def right_locks(text: str) -> Iterator[str]:
@@ -195,7 +195,7 @@ def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
 
 
 def test_every_generated_task_has_a_checker() -> None:
-    ours = {*PUZZLES, GUESS, None} - {LOCK, STORIES}  # a game: tests/tasks/test_games.py; bench: bench/learning
+    ours = {*PUZZLES, GUESS, None} - {LOCK, STORIES}  # a game: tests/tasks/worlds/test_games.py; bench: bench/learning
     assert {find_kind(name).puzzle for name in TASKS} == ours
     assert all(kind_of(puzzle).puzzle == puzzle for puzzle in PUZZLES)
     assert all(

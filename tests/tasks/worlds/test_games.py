@@ -11,10 +11,10 @@ from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
 from core.records import World
 from tasks.corpus import synthetic_corpus
-from tasks.games import GUESS, GUESSES, Guess, TextArena
 from tasks.kinds import find_kind
 from tasks.problems import Items, LeftOut, prompt_form
-from tasks.worlds import with_worlds
+from tasks.worlds.games import GUESS, GUESSES, Guess, TextArena
+from tasks.worlds.problems import with_worlds
 
 pytest.importorskip("textarena", reason="textarena is not installed (pip install --no-deps -r requirements/games.txt)")
 TEXT = "1 to 20, game 7"
@@ -113,4 +113,4 @@ def test_the_kind_needs_no_verifier() -> None:
     kind = find_kind("guess")
     assert (kind.verifier, kind.environment, kind.episodes) == ("", "guess", True)
     with pytest.raises(Exception, match=r"an environment cannot start"):
-        Workers(RolloutConfig(environment="tasks.games:Nothing"))
+        Workers(RolloutConfig(environment="tasks.worlds.games:Nothing"))

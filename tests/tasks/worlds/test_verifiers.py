@@ -20,7 +20,7 @@ from core.records import World
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.kinds import find_kind, rollout_settings, task_items
-from tasks.worlds import with_worlds
+from tasks.worlds.problems import with_worlds
 from tests.core.environments.test_workers import answers
 
 pytest.importorskip(

@@ -18,7 +18,7 @@ from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
 from tasks.synthetic.calculator import CALCULATOR
 from tasks.task import build_task, step_rewards
-from tasks.worlds import with_worlds
+from tasks.worlds.problems import with_worlds
 from trainer.starts import canonical_rollouts, fresh_starts
 
 TOKENIZER = character_tokenizer(CALCULATOR.alphabet)
