@@ -8,6 +8,7 @@ from typing import Any
 
 from core.environments.protocol import Messages, Step
 from core.records import World
+from tasks.synthetic.calculator import Calculator
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEPT: list[bytes] = []
@@ -107,3 +108,12 @@ class Bad:
     def close(self) -> None:
         if self.end:
             time.sleep(1000)
+
+
+class Moody(Calculator):
+    """A calculator that is wrong now and then, and not again when it is asked again."""
+
+    def step(self, action: str) -> Step:
+        messages, *rest = super().step(action)
+        wrong = [{"role": "tool", "content": "0]\n"}]
+        return wrong if random.random() < 0.2 else messages, *rest

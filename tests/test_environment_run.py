@@ -1,0 +1,49 @@
+"""Synchronous runs with an environment as their user runs them: repeated bit for bit after a kill; and states whose
+world answers differently."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.whole_runs import RECIPE, kill_after_a_checkpoint, metrics, run
+
+
+@pytest.fixture
+def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a run whose starter calls its calculator."""
+    root = tmp_path_factory.getbasetemp() / "environment"
+    return [
+        *("--config", RECIPE, "--run.root", str(root), "--cluster.address", ray_address),
+        *("--task.name", "calculator", "--starter.steps", "60", "--starter.cache", str(root / "starters")),
+        *("--run.iterations", "6", "--run.checkpoint-every", "3", "--evaluation.every", "0"),
+    ]
+
+
+def test_a_killed_run_with_an_environment_ends_with_the_same_numbers_and_weights(options: list[str]) -> None:
+    """The other run has no Ray and is not killed. States are rebuilt in both."""
+    root = Path(options[options.index("--run.root") + 1])
+    run("train", *options, "--run.name", "straight", "--local")
+    kill_after_a_checkpoint(root / "killed", *options, "--run.name", "killed")
+    assert len(metrics(root / "killed")) < 6
+    run("train", "--resume", str(root / "killed"))
+    expected = metrics(root / "straight")
+    assert sum(line["repeated_steps"] for line in expected) > 50
+    assert metrics(root / "killed") == expected
+    left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("killed", "straight"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_states_whose_world_answers_differently_are_dropped_counted_and_said_once(options: list[str]) -> None:
+    root = Path(options[options.index("--run.root") + 1])
+    said = run("train", *options, "--run.name", "moody", "--rollout.environment", "tests.environments:Moody")
+    assert said.count("is dropped: repeated, the environment answers") == 1
+    lines = metrics(root / "moody")
+    assert len(lines) == 6
+    assert lines[0]["quarantined"] == 0 < lines[1]["quarantined"] <= lines[1]["dropped_episodes"]
+    kept = [json.loads(file.read_text()) for file in (root / "moody" / "quarantine").iterdir()]
+    assert len(kept) == lines[-1]["quarantined"]
+    assert all("repeated, the environment answers" in one["error"] for one in kept)
