@@ -19,8 +19,9 @@ class LocalPool:
     """One engine in this process."""
 
     def __init__(self, engine: Engine, config: RolloutConfig) -> None:
-        self.restarts = self.quarantined = 0  # always: the engine and the caller share a process
-        self.dropped = 0  # episodes since the run began
+        self.restarts = 0  # always: the engine and the caller share a process
+        self.quarantined = self.dropped = 0  # starts and episodes since the run began
+        self._lost: dict[str, Start] = {}  # by id: starts whose state cannot be rebuilt
         self._engine = engine
         self._busy = 0.0  # seconds of generation
         self._room = (config.max_prompt_tokens, config.max_response_tokens)
@@ -34,10 +35,18 @@ class LocalPool:
         self._engine.add(ledger.take(NAME, ledger.open))
         for start, one in ledger.accept(self._engine.run(float("inf"))):
             self.dropped += 1
+            if one.state_lost:
+                self.quarantined += start.id not in self._lost
+                self._lost[start.id] = start
             if self.dropped == 1:
                 tell_dropped(start, one)
         self._busy += time.monotonic() - begun
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
+
+    def take_lost(self) -> list[Start]:
+        """As of `RolloutPool`."""
+        lost, self._lost = list(self._lost.values()), {}
+        return lost
 
     def queues(self) -> Queues:
         """As of a pool with one engine; nothing is in flight between two calls."""

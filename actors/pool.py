@@ -40,7 +40,8 @@ class RolloutPool:
         self._config = config
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
         self._report = quarantine
-        self._bad_contexts: set[bytes] = set()  # of quarantined starts
+        self._bad: dict[bytes, str] = {}  # contexts of quarantined starts, and why
+        self._lost: list[Start] = []  # those of them that `take_lost` has not returned
         self._error: RetrospectError | None = None  # why the pool ended
         self._weights: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
@@ -85,6 +86,11 @@ class RolloutPool:
     def collect(self) -> list[tuple[str, list[Trajectory]]]:
         """Remove and return the complete starts in order: (start id, its trajectories; none if quarantined)."""
         return [(start_id, self._ledger.collect(start_id)) for start_id in self._ledger.complete]
+
+    def take_lost(self) -> list[Start]:
+        """Remove and return the replayed starts that were quarantined: their states are of no use."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def abandon(self) -> None:
         """Drop everything that was submitted, also in the engines."""
@@ -189,7 +195,7 @@ class RolloutPool:
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
         for start, one in self._ledger.accept(result.finished):
             self.dropped += 1
-            if one.state_lost and start.context_ids.tobytes() not in self._bad_contexts:
+            if one.state_lost and start.context_ids.tobytes() not in self._bad:
                 self._quarantine(start, one.dropped)
             if self.dropped == 1:
                 tell_dropped(start, one)
@@ -201,14 +207,16 @@ class RolloutPool:
         check_room(starts, sampling, self._config.max_prompt_tokens, self._config.max_response_tokens)
         self._ledger.add(starts, sampling, urgent)
         for start in starts:
-            if self._bad_contexts and start.context_ids.tobytes() in self._bad_contexts:
+            if self._bad and (reason := self._bad.get(start.context_ids.tobytes())):
                 self._ledger.drop(start.id)
-                self._quarantine(start, "engines have raised on its context before")
+                self._quarantine(start, reason)
 
     def _quarantine(self, start: Start, reason: str) -> None:
         """Leave out a start, and every later start with the same context."""
         self.quarantined += 1
-        self._bad_contexts.add(start.context_ids.tobytes())
+        self._bad[start.context_ids.tobytes()] = reason
+        if start.replayed:
+            self._lost.append(start)
         self._report(start, reason)
 
     def _ask_all(self, call: Callable[[Any], Any], kind: Kind = "ask") -> list[Any]:

@@ -78,6 +78,10 @@ class RolloutStream:
         """As `RolloutPool.sequence_logprobs`."""
         return self._call(lambda: self._pool.sequence_logprobs(sequences))
 
+    def take_lost(self) -> list[Start]:
+        """As `RolloutPool.take_lost`."""
+        return self._call(self._pool.take_lost)
+
     def queues(self) -> Queues:
         """As `RolloutPool.queues`, also after the thread has ended."""
         return self._pool.queues()

@@ -64,6 +64,9 @@ class Shard:
                 self._record(rows)
             case writes.REVALUE:
                 self._revalue(rows)
+            case writes.REMOVE:
+                found = self._find(self.number(rows.column("problem").to_pylist()), writes.column(rows, "key"))
+                self._take_out(np.unique(found[found >= 0]))
             case writes.EVICT:
                 self._evict(*writes.column(rows, "order"), *writes.column(rows, "key"))
 
@@ -117,9 +120,12 @@ class Shard:
         self._rank(np.unique(problems[newer]))
 
     def _evict(self, order: np.uint64, key: np.uint64) -> None:
-        """Remove all states up to this (eviction order, key), and rank the remaining states of their problems again."""
+        """Remove all states up to this (eviction order, key)."""
         orders, keys = self._eviction_order(), self.states["key"]
-        rows = np.flatnonzero((orders < order) | ((orders == order) & (keys <= key)))
+        self._take_out(np.flatnonzero((orders < order) | ((orders == order) & (keys <= key))))
+
+    def _take_out(self, rows: Rows) -> None:
+        """Remove states, and rank the remaining states of their problems again."""
         touched = np.unique(self.states["problem"][rows])
         self._remove(rows, evicted=len(rows))
         self._rank(touched)

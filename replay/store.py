@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
-from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState, Success
+from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState, Start, Success
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
@@ -121,6 +121,11 @@ class ReplayStore:
         valued = list(zip(states, np.asarray(values, np.float32).tolist(), strict=True))
         parts = self._split(valued, [state.problem_id for state in states])
         self._write({shard: writes.pack_values(part, version) for shard, part in parts.items()})
+
+    def remove(self, starts: Sequence[Start]) -> None:
+        """Remove the states of replayed starts: nothing can be generated from them. They count as evicted."""
+        parts = self._split(starts, [start.problem_id for start in starts])
+        self._write({shard: writes.pack_removed(part) for shard, part in parts.items()})
 
     def stats(self) -> StoreStats:
         """Counts over all shards."""

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.errors import StoreError
-from core.records import CutTrajectory, Outcome, ReplayedState
+from core.records import CutTrajectory, Outcome, ReplayedState, Start
 from replay.keys import Rows
 from replay.rankings.base import SuccessModel
 from replay.success import from_text, to_text
 
 KIND = b"kind"
-ADD, RECORD, REVALUE, EVICT = "add", "record", "revalue", "evict"
+ADD, RECORD, REVALUE, REMOVE, EVICT = "add", "record", "revalue", "remove", "evict"
 
 _OUTCOMES = pa.schema(
     [
@@ -28,6 +28,7 @@ _OUTCOMES = pa.schema(
     ]
 )
 _VALUES = pa.schema([("problem", pa.string()), ("key", pa.uint64()), ("value", pa.float32()), ("version", pa.int32())])
+_REMOVED = pa.schema([("problem", pa.string()), ("key", pa.uint64())])
 _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
 
 
@@ -97,6 +98,12 @@ def pack_values(valued: Sequence[tuple[ReplayedState, float]], version: int) -> 
     return _stream(pa.RecordBatch.from_pydict(columns, _VALUES), REVALUE)
 
 
+def pack_removed(starts: Sequence[Start]) -> bytes:
+    """The states of replayed starts, to be removed."""
+    columns = {"problem": [start.problem_id for start in starts], "key": [start.state_key for start in starts]}
+    return _stream(pa.RecordBatch.from_pydict(columns, _REMOVED), REMOVE)
+
+
 def pack_eviction(order: int, key: int) -> bytes:
     """Evict all states up to this (eviction order, key)."""
     return _stream(pa.RecordBatch.from_pydict({"order": [order], "key": [key]}, _EVICTION), EVICT)
@@ -108,7 +115,7 @@ def unpack(write: bytes) -> pa.RecordBatch:
 
 
 def kind_of(write: pa.RecordBatch) -> str:
-    """What a write is: `add`, `record`, `revalue` or `evict`."""
+    """What a write is: `add`, `record`, `revalue`, `remove` or `evict`."""
     return str(write.schema.metadata[KIND].decode())
 
 

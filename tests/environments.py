@@ -114,6 +114,6 @@ class Moody(Calculator):
     """A calculator that is wrong now and then, and not again when it is asked again."""
 
     def step(self, action: str) -> Step:
-        messages, *rest = super().step(action)
+        messages, reward, done, info = super().step(action)
         wrong = [{"role": "tool", "content": "0]\n"}]
-        return wrong if random.random() < 0.2 else messages, *rest
+        return wrong if random.random() < 0.2 else messages, reward, done, info

@@ -44,6 +44,7 @@ class Memory:
         with self.clock.phase("replay"):
             parts.problems.record(batch.all_judged)
             parts.replay.record(outcomes(batch.all_judged))
+            parts.replay.remove(parts.actors.take_lost())
             successes = parts.replay.successes(derive(settings.seed, "imitated", number), parts.learner.version)
             cut = partial(
                 cut_trajectories,

@@ -8,11 +8,11 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import CutTrajectory, FloatArray, Outcome, Provenance, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, Provenance, ReplayedState, Start
 from replay.keys import state_keys
 from replay.rankings.base import Ranking, StateColumns, SuccessModel
 from replay.shard import Shard
-from replay.writes import pack_eviction, pack_outcomes, pack_trajectories, pack_values
+from replay.writes import pack_eviction, pack_outcomes, pack_removed, pack_trajectories, pack_values
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -92,6 +92,16 @@ def test_eviction_takes_the_lowest_priority_and_frees_the_tokens() -> None:
     evict(shard, 3)
     assert list(stored(shard).values()) == pytest.approx([0.4])
     assert (shard.replayable(), shard.trajectories["size"].tolist(), shard.token_bytes) == (1, [10], 1)
+
+
+def test_removed_states_free_their_tokens_and_count_as_evicted() -> None:
+    shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
+    removed = [Start("", "p", TOKENS, TOKENS[:2], 1, 0, int(shard.states["key"][1]))]
+    shard.apply(pack_removed(removed))
+    assert list(stored(shard).values()) == pytest.approx([0.4, 0.1, 0.2])
+    assert (shard.token_bytes, shard.counters.evicted) == (3, 1)
+    shard.apply(pack_removed(removed))
+    assert (len(stored(shard)), shard.counters.evicted) == (3, 1)
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:

@@ -14,12 +14,13 @@ import ray
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance, Start
 from core.sections.replay import RANKINGS
 from monitor.store_table import store_summary
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
+from trainer.starts import EMPTY
 
 VOCABULARY = 100
 NEWEST = 2**31 - 1
@@ -79,6 +80,13 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
         store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
         stale = store.top(5, older_than=2)
         store.revalue(stale, np.full(len(stale), 0.5, np.float32), 2)
+        lost = [Start("", s.problem_id, EMPTY, s.prefix_ids, 1, 0, s.key) for s in drawn[:3]]
+        before = len(store)
+        store.remove(lost)
+        assert len(store) == before - 3
+        store.remove(lost)  # they are gone
+        assert len(store) == before - 3
+        assert {s.key for s in drawn[:3]}.isdisjoint(s.key for s in store.sample(300, seed=turn))
     seen = [[(s.key, s.value) for s in store.sample(n, seed=9)] for n in (10, 200)]
     seen.append([(s.key, s.value) for s in store.top(30, NEWEST)])
     assert len(store) <= 300
