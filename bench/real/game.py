@@ -29,7 +29,8 @@ class Dial:
 
     def reset(self, problem: World) -> Messages:
         """Nothing is said: the prompt has all."""
-        self._lock = read_lock(problem.reference)
+        self._text = problem.reference
+        self._lock = read_lock(self._text)
         self._position, self._presses = self._lock.start, 0
         return []
 
@@ -48,6 +49,28 @@ class Dial:
         self._position, self._presses = BUTTONS[action](self._position), self._presses + 1
         over = self._position in self._lock.traps or self._presses > PRESSES
         return [{"role": "user", "content": LETTERS[self._position]}], 0.0, over, {}
+
+
+class SavedDial(Dial):
+    """The same with snapshots: a restart repeats no step."""
+
+    def snapshot(self) -> bytes:
+        """The lock, and where the dial is after how many presses."""
+        return f"{self._text} {self._position} {self._presses}".encode()
+
+    def restore(self, snapshot: bytes) -> None:
+        """The world of a snapshot.
+
+        >>> world, other = SavedDial(), SavedDial()
+        >>> world.reset(World("p", "", "f>a!bdjors")), world.step("+")[0][0]["content"]
+        ([], 'm')
+        >>> other.restore(world.snapshot())
+        >>> other.step("*") == world.step("*"), other.snapshot()
+        (True, b'f>a!bdjors 16 2')
+        """
+        self._text, position, presses = snapshot.decode().split()
+        self._lock = read_lock(self._text)
+        self._position, self._presses = int(position), int(presses)
 
 
 def as_lock(episode: str) -> str:

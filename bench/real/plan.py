@@ -93,6 +93,7 @@ SLOW_FIELDS: Fields = {
     "rollout.environment_options": '{"delay": 0.05}',
     "replay.step_cost": STEP_COST,
 }
+SAVED_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment": "bench.real.game:SavedDial"}
 ASSAY_FIELDS: Fields = {
     "task.eval_problems": 8,
     "rollout.max_running": 64,
@@ -135,6 +136,7 @@ PARTS: Mapping[str, Part] = {
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
     "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
     "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 200_000, "environment_steps", points=10),
+    "saved": Part("rule", FACTORS, 4, SAVED_FIELDS, 200_000, "environment_steps", points=10),
 }
 
 

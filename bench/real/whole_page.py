@@ -175,6 +175,7 @@ SECTIONS: Mapping[str, Callable[[str, Parts, Path], Section]] = {
     "hints": of_hints,
     "game": of_costs,
     "slow": of_costs,
+    "saved": of_costs,
 }
 """Parts that are not compared at equal generated tokens."""
 

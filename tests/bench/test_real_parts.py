@@ -84,11 +84,16 @@ def test_presses_without_end_end_the_game() -> None:
     assert over == [False] * 8 + [True]
 
 
-def test_a_slow_step_and_its_price_are_all_that_the_second_game_adds() -> None:
+def test_a_slow_step_with_its_price_or_a_snapshot_is_all_that_the_other_games_add() -> None:
     fast, slow = (configuration(Run(part, "both", 1), Path("work"), "", {}).model_dump() for part in ("game", "slow"))
     assert (slow["rollout"].pop("environment_options"), slow["replay"].pop("step_cost")) == ({"delay": 0.05}, 4.0)
     assert (fast["rollout"].pop("environment_options"), fast["replay"].pop("step_cost")) == ({}, 0.0)
     assert fast == slow
+    saved = configuration(Run("saved", "both", 1), Path("work"), "", {}).model_dump()
+    worlds = [one["rollout"].pop("environment") for one in (saved, fast)]
+    assert worlds == ["bench.real.game:SavedDial", ""]
+    saved["rollout"].pop("environment_options"), saved["replay"].pop("step_cost")
+    assert fast == saved
 
 
 def test_a_budget_is_used_up_in_its_unit() -> None:
@@ -100,7 +105,7 @@ def test_a_budget_is_used_up_in_its_unit() -> None:
     state.add(empty, metrics, "environment_steps")
     assert state.used == 40 + metrics.generated_tokens + metrics.environment_steps
     assert state.sum_of("generated_tokens") == 2 * metrics.generated_tokens
-    assert {PARTS[part].unit for part in ("game", "slow")} == {"environment_steps"}
+    assert {PARTS[part].unit for part in ("game", "slow", "saved")} == {"environment_steps"}
 
 
 def played(arm: str, seed: int, *success: float, seconds: float = 10.0) -> dict[str, Any]:
