@@ -25,7 +25,7 @@ from core.plan import (
     plan_warnings,
 )
 from core.seeds import derive
-from tasks.judging import check_judges
+from tasks.judge_probe import check_judges
 from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows

@@ -11,7 +11,7 @@ from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
-from tasks.judging import check_judges
+from tasks.judge_probe import check_judges
 from tasks.kinds import task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Tokenizer

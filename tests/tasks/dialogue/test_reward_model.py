@@ -14,7 +14,7 @@ from tasks.corpus import character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
-from tasks.judging import check_judges
+from tasks.judge_probe import check_judges
 from tasks.kinds import task_items
 from trainer.model.files import check_judging_model
 

@@ -14,7 +14,7 @@ from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
-from tasks.judging import check_judges, probe_reward
+from tasks.judge_probe import check_judges, probe_reward
 from tasks.kinds import judged_by_model, task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Tokenizer, render_item

@@ -10,7 +10,8 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.judging import JudgePool, start_judges
+from tasks.judges import JudgePool
+from tasks.judging import start_judges
 from tasks.problems import Item
 from tasks.rewards.cases import Asks, Case
 from tasks.rewards.combined import Rewards

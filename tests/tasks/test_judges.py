@@ -16,7 +16,8 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
 from tasks.code.sandbox import Limits, Program, Sandbox
-from tasks.judging import JudgePool, LocalJudge, start_judges
+from tasks.judges import JudgePool, LocalJudge
+from tasks.judging import start_judges
 
 SELF = "tests.tasks.verifiers"
 

@@ -1,0 +1,193 @@
+"""The judges that run a verifier: worker processes with hard limits on the time of a verdict, or this process.
+
+Invariants: there is one verdict per item, in the order of the items. A verifier that raises, hangs, crashes or exhausts
+memory gives a verdict of `failed_reward` with the reason, within its time limit. The limit is of processor time, so a
+verdict does not depend on the machine's load; a much longer one of wall-clock time ends what sleeps. Only a verifier
+that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be replaced.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from core.child import PythonProcess
+from core.errors import ActorError, ConfigError
+from core.records import Trajectory, Verdict
+from tasks.judge_worker import judge_items, load_verifier, seconds_of
+from tasks.rewards.cases import Asks
+
+CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
+PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
+WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
+
+
+class LocalJudge:
+    """One verifier in this process (`task.judge_workers: 0`), for breakpoints. Nothing bounds its time or memory."""
+
+    def __init__(self, verifier: str, failed_reward: float = 0.0, settings: str | None = None) -> None:
+        """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
+        if os.getcwd() not in sys.path:  # the user's own reward is in the current folder
+            sys.path.append(os.getcwd())
+        self._reward = load_verifier(verifier, settings)
+        self._failed_reward = failed_reward
+        self.asks = self._reward.asks
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order."""
+        return judge_items(self._reward, items, self._failed_reward) if items else []
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+class _Worker(PythonProcess):
+    """One judging process (`tasks/judge_worker.py`)."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        super().__init__("tasks.judge_worker", arguments)
+        self._ready = False
+        self.asks = Asks()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
+        if self._ready:
+            return
+        self.asks = Asks(*self.ready("judge", WORKER_START_LIMIT))
+        self._ready = True
+
+
+class JudgePool:
+    """Worker processes that run one verifier, named by its import path 'module:function'."""
+
+    def __init__(
+        self,
+        verifier: str,
+        *,
+        workers: int,
+        limit: float,
+        memory_gib: float,
+        failed_reward: float = 0.0,
+        settings: str | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit.
+        `memory_gib`: of a worker, 0 for no bound. `settings`: if given, the function returns the verifier for them."""
+        self._limit, self._patience = limit, patience or PATIENCE * limit
+        self._failed_reward = failed_reward
+        self._arguments = [verifier, str(limit), str(self._patience), str(memory_gib), str(failed_reward)]
+        self._arguments += [] if settings is None else [settings]
+        self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
+        self.replaced = 0  # workers killed or lost so far
+        self.asks = Asks()  # what the verifier asks for, once it is ready
+        self._closed = False
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker has imported the verifier. If it cannot be imported, close and raise ConfigError."""
+        try:
+            for worker in self._workers:
+                worker.wait_until_ready()
+                self.asks = worker.asks
+        except ConfigError:
+            self.close()
+            raise
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order. Raises ConfigError when the verifier cannot be imported,
+        ActorError when a lost worker cannot be replaced."""
+        size = max(1, -(-len(items) // len(self._workers)))
+        size = size if self.asks.batch else min(CHUNK, size)
+        begins = iter(range(0, len(items), size))  # the threads share it
+        verdicts: dict[int, list[Verdict]] = {}
+
+        def _drain(number: int) -> None:
+            for begin in begins:
+                verdicts[begin] = self._judge_chunk(number, items[begin : begin + size])
+
+        list(self._threads.map(_drain, range(len(self._workers))))
+        return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
+
+    def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Judge on one worker. When it hangs or dies, its item fails and a new worker gets the remaining items. If all
+        were judged in one call, nobody knows which item it was: then each gets a call of its own."""
+        done: list[Verdict] = []
+        size = len(items)
+        while len(done) < len(items):
+            worker = self._worker(number)
+            part = items[len(done) : len(done) + size]
+            seconds = seconds_of(len(part), self._limit, self._patience) if worker.asks.batch else self._patience
+            detail = f"judge timed out after {seconds:g} s"
+            try:
+                worker.send(json.dumps(part).encode() + b"\n", time.monotonic() + seconds)
+                for _ in part:
+                    self._check_open()
+                    told = json.loads(worker.line(time.monotonic() + seconds))
+                    reward, correct, detail, failed, share, steps = told
+                    paid = tuple((end, of_step) for end, of_step in steps)
+                    done.append(Verdict(reward, correct, detail, failed, paid, share=share))
+                continue
+            except TimeoutError:
+                pass
+            except EOFError:
+                ending = worker.ending()
+                used_up = f"judge timed out after {self._limit:g} s of processor time"
+                detail = f"judge crashed: {ending}" if ending else used_up
+            if worker.asks.batch and len(part) > 1:
+                size = 1
+            else:
+                done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
+            self._replace(number)
+        return done
+
+    def _worker(self, number: int) -> _Worker:
+        try:
+            self._workers[number].wait_until_ready()
+        except ConfigError as error:
+            self._check_open()
+            if not self.replaced:
+                raise
+            raise ActorError(f"a judging worker died and cannot be restarted: {error}") from None
+        return self._workers[number]
+
+    def _check_open(self) -> None:
+        if self._closed:  # never return fewer verdicts than items
+            raise ActorError("the judges were closed during a call of judge")
+
+    def _replace(self, number: int) -> None:
+        self._check_open()
+        self._workers[number].kill()
+        self._workers[number] = _Worker(self._arguments)
+        if self._closed:  # `close` ran in between and did not see the new worker
+            self._workers[number].stop()
+        self.replaced += 1
+
+    def close(self) -> None:
+        """End all workers at once, also during a call of `judge` whose caller was interrupted."""
+        self._closed = True
+        for worker in self._workers:
+            worker.stop()
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.kill()
+
+
+class EpisodeJudge:
+    """The verdict of an environment: its last reward, and whether the episode is a success. The rewards of earlier
+    turns are those of steps."""
+
+    def verdict(self, trajectory: Trajectory) -> Verdict:
+        """Of an episode."""
+        episode = trajectory.episode
+        assert episode is not None
+        last = sum(reward for at, reward in episode.rewards if at == trajectory.tokens.size - 1)
+        return Verdict(last, episode.succeeded, episode.detail)
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Nothing but an episode can be judged."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
