@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import ConfigError, DivergenceError, WeightError
-from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored
+from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored, Start
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
 from learner.calibration import every_token
@@ -84,6 +84,10 @@ class LearnerGroup:
         self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
     @property
+    def _has_critic(self) -> bool:
+        return self._config.value_model != "none"
+
+    @property
     def version(self) -> int:
         """The weight version that the engines have; grows by one with every broadcast."""
         return self._state.version
@@ -134,28 +138,48 @@ class LearnerGroup:
         successes, for the language-model loss alone. Raises DivergenceError when `max_skipped_steps` in a row were
         skipped.
         """
-        config, state = self._config, self._state
-        warm = state.begin_update(config.critic_warmup)
-        kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient
-        changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
-        algorithm = self._algorithm.model_copy(update=changed)
+        warm = self._state.begin_update(self._config.critic_warmup)
+        algorithm = self._current_algorithm(unsolved, warm)
+        kl = algorithm.kl_coefficient
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
-        imitated = imitated if warm else ()
-        batch = with_imitated(batch, imitated) if imitated else batch
-        own = [item.trajectory.start for item in scored]
-        earlier = [item.scored.trajectory.start for item in imitated]
-        train_policy = policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
-        taken: list[TakenStep] = []
-        has_critic = config.value_model != "none"
+        if warm and imitated:
+            batch = with_imitated(batch, imitated)
+        starts = [[one.trajectory.start for one in found] for found in (scored, [each.scored for each in imitated])]
+        train_policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
+        taken = self._train(batch, algorithm, starts[0], starts[1] if warm else [], train_policy)
+        self._note(scored, taken, batch.stats.reference_kl, train_policy)
+        return self._summary(batch, taken, kl, train_policy)
+
+    def _current_algorithm(self, unsolved: float, warm: bool) -> AlgorithmConfig:
+        """The algorithm of this update: with the KL coefficient that it has now, and Monte-Carlo returns in warm-up."""
+        kl = self._state.kl_coefficient
+        kl = faded_coefficient(kl, unsolved) if self._algorithm.kl_fades else kl
+        changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
+        return self._algorithm.model_copy(update=changed)
+
+    def _train(
+        self,
+        batch: TargetBatch,
+        algorithm: AlgorithmConfig,
+        own: Sequence[Start],
+        earlier: Sequence[Start],
+        train_policy: bool,
+    ) -> list[TakenStep]:
+        """The passes over the batch: rollouts of the starts `own`, then imitated ones of the starts `earlier`. Policy
+        and critic learn in as many passes as they have epochs; at least one is made."""
+        config, taken = self._config, list[TakenStep]()
         for number in range(max(config.epochs, config.critic_epochs)):
-            policy = policy and number < config.epochs
-            critic = has_critic and number < config.critic_epochs
+            policy = train_policy and number < config.epochs
+            critic = self._has_critic and number < config.critic_epochs
             if policy or critic or not taken:
-                rng = generator(self._recipe.seed, "minibatches", state.updates, number)
+                rng = generator(self._recipe.seed, "minibatches", self._state.updates, number)
                 minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
                 taken += self._pass(batch, algorithm, taken, minibatches, policy, critic)
+        return taken
+
+    def _summary(self, batch: TargetBatch, taken: Sequence[TakenStep], kl: float, train_policy: bool) -> UpdateStats:
         tried = [step for step in taken if step.sums is not NOT_TRIED]
-        stats = summarise_update(
+        return summarise_update(
             [step.sums for step in taken],
             batch.stats,
             policy_lr=next((step.plans[0].policy_lr for step in reversed(taken) if step.plans[0].train_policy), 0.0),
@@ -166,10 +190,8 @@ class LearnerGroup:
                 [batch.rows[i] for step in tried for i in step.members],
             ),
             policy_trained=train_policy,
-            critic=has_critic,
+            critic=self._has_critic,
         )
-        self._note(scored, taken, batch.stats.reference_kl, train_policy)
-        return stats
 
     def _pass(
         self,

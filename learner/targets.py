@@ -31,10 +31,7 @@ class TargetBatch:
     offsets: IndexArray  # [n + 1]
     mask: Flags  # [n] whether the trajectory takes part in the loss
     counted: Flags  # [n] whether it counts in the mean of the surrogate: not if its group's rewards are all equal
-    positive: (
-        FloatArray  # [n] weight in the language-model loss: 1 if correct where rewards differ, that of an imitated
-    )
-    # response, else 0
+    positive: FloatArray  # [n] weight in the language-model loss: of imitated ones, 1 if correct where rewards differ
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
