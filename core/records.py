@@ -170,16 +170,6 @@ class Trajectory:
         lengths = np.union1d(lengths, answered)
         return lengths[self.mask[lengths - depth]].astype(np.int32)
 
-    def steps_before(self, lengths: IntArray) -> IntArray:
-        """[S] answers of an environment before states inside the continuation: as many steps rebuild each."""
-        mask, episode = self.generated, self.episode
-        if episode is None:  # a canonical solution
-            ends, prefix = np.flatnonzero(mask[:-1] & ~mask[1:]), 0
-        else:
-            ends, prefix = np.array([at for at, _ in episode.rewards]), episode.turns - len(episode.rewards)
-        found = prefix + np.searchsorted(ends, lengths - self.start.prefix_ids.size)
-        return found.astype(np.int32)
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -253,7 +243,6 @@ class CutTrajectory:
     share: float | None = None  # `Verdict.share`
     decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
     mask: Flags | None = None  # [C] as of the trajectory
-    steps: IntArray | None = None  # [S] steps of an environment that rebuild each state; None: 0
 
     @property
     def success(self) -> float:

@@ -299,7 +299,6 @@ class Shard:
             "key": keys,
             "problem": problems[owner],
             "length": lengths,
-            "steps": writes.ragged_column(write, "steps")[0],
             "left": writes.ragged_column(write, "left")[0],
             "value": writes.ragged_column(write, "values")[0],
             "version": writes.column(write, "version")[owner],
@@ -320,7 +319,7 @@ class Shard:
             self.states[name][old[leader[known]]] = column[name][source[known]]
         fresh = np.flatnonzero(~known)
         fresh = fresh[np.argsort(leader[fresh])]
-        made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length", "steps")}
+        made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length")}
         made["parent"] = writes.column(write, "parent")[owner[leader[fresh] - len(old)]]
         before = self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
         grouped = np.argsort(self.states["problem"], kind="stable")
@@ -348,7 +347,6 @@ class Shard:
             chain=chain.astype(np.int64),
             length=states["length"][rows].astype(np.int64),
             total=self.trajectories["size"][chain].astype(np.int64),
-            steps=states["steps"][rows].astype(np.int64),
             left=states["left"][rows],
             value=states["value"][rows],
             provenance=states["provenance"][rows],

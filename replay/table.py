@@ -16,7 +16,6 @@ STATE: Schema = {
     "problem": np.int32,
     "trajectory": np.int32,
     "length": np.int32,  # tokens of the prefix
-    "steps": np.int32,  # of an environment, which rebuild it
     "left": np.float32,  # share of the decisions of its trajectory that are still to come
     "value": np.float32,
     "version": np.int32,  # weight version that computed the value

@@ -175,7 +175,6 @@ def cut_trajectories(
                 share=item.verdict.share,
                 decided=decided_share(item.trajectory)[lengths - depth],
                 mask=item.trajectory.mask,
-                steps=item.trajectory.steps_before(lengths),
             )
         )
     return found

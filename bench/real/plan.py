@@ -87,12 +87,7 @@ GAME_FIELDS: Fields = {
     "algorithm.kl_coefficient": 0.1,
     "learner.policy_lr": 1.4e-3,
 }
-STEP_COST = 4.0  # tokens that one sequence gets in 50 ms, with 128 at once
-SLOW_FIELDS: Fields = {
-    **GAME_FIELDS,
-    "rollout.environment_options": '{"delay": 0.05}',
-    "replay.step_cost": STEP_COST,
-}
+SLOW_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment_options": '{"delay": 0.05}'}
 SAVED_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment": "bench.real.game:SavedDial"}
 ASSAY_FIELDS: Fields = {
     "task.eval_problems": 8,
@@ -136,7 +131,7 @@ PARTS: Mapping[str, Part] = {
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
     "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
     "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 200_000, "environment_steps", points=10),
-    "saved": Part("rule", FACTORS, 4, SAVED_FIELDS, 200_000, "environment_steps", points=10),
+    "saved": Part("rule", ("replay", "both"), 4, SAVED_FIELDS, 200_000, "environment_steps", points=10),
 }
 
 

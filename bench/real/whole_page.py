@@ -37,6 +37,8 @@ HALFWAY = 0.5
 COSTS = {"environment_steps": ("thousand environment steps", 1e-3), "trained_seconds": ("seconds of training", 1.0)}
 """What a success may cost: an entry of every evaluation, its name in the plot, and a factor."""
 
+UNCHANGED = ("neither", "imitation")  # arms that restart nothing: snapshots of the world change no number
+
 
 def of_assay(part: str, found: Parts, folder: Path) -> Section:  # noqa: ARG001  one signature for all parts
     """The tasks of P0."""
@@ -113,7 +115,8 @@ def reached(results: Sequence[Result], cost: str, factor: float) -> str:
 
 def of_costs(part: str, found: Parts, folder: Path) -> Section:
     """A part whose arms are compared by environment steps and by seconds."""
-    arms, plot = found[part], folder / f"{part}.png"
+    same = {arm: seeds for arm, seeds in found["game"].items() if arm in UNCHANGED} if part == "saved" else {}
+    arms, plot = same | dict(found[part]), folder / f"{part}.png"
     draw_costs(arms, plot)
     areas = {cost: _area_to(cost, longest(arms, cost)) for cost in COSTS}
     rows, checks = [], list[Check]()
@@ -128,6 +131,8 @@ def of_costs(part: str, found: Parts, folder: Path) -> Section:
     heading = ["arm", "seeds", "area by steps", "area by seconds", "at the end, %", f"to {HALFWAY}, k steps"]
     heading += [f"to {HALFWAY}, seconds", "repeated steps, %", "seconds per 1,000 tokens"]
     lines = [f"![curves]({folder.name}/{plot.name})", "", *warnings(arms), *grid(heading, rows)]
+    lines += [] if part == "slow" else ["Seconds were taken beside other work. They are not compared.", ""]
+    lines += ["The arms that restart nothing are those of `game`.", ""] if same else []
     table = []
     for first, second in PAIRS:
         both = sorted(arms.get(first, {}).keys() & arms.get(second, {}).keys())

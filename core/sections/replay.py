@@ -51,9 +51,6 @@ class ReplayConfig(Section):
     """The draw has probability ~ exp(priority / temperature); none: the ranking's own."""
     target: Annotated[float, Field(gt=0, lt=1)] = 0.3
     """Ranking frontier: success probability that a replayed state should still have."""
-    step_cost: Annotated[float, Field(ge=0)] = 0.0
-    """Ranking learnability: what a step of an environment costs, in generated tokens. States are rebuilt by repeating
-    their steps, and ranked by what they teach at that cost; 0: it is negligible (docs/environments.md, Replay)."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     exclude_wrong: bool = False

@@ -43,7 +43,6 @@ class StateColumns:
     chain: Index  # number of the trajectory that the state was cut from
     length: Index  # tokens of the prefix
     total: Index  # tokens of that trajectory's response
-    steps: Index  # of an environment, which rebuild the state
     left: FloatArray  # share of that trajectory's decisions that are still to come
     value: FloatArray  # the critic's V(s)
     provenance: npt.NDArray[np.uint8]  # core.records.Provenance

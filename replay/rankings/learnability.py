@@ -24,8 +24,7 @@ these states, of their problem, and of all chains that come from one success. St
 critic that has predicted outcomes elsewhere can lift them. The tokens that a continuation takes do not count: divided
 by them, the priority stays at the ends of chains for too long (bench/tuning.md).
 
-The steps of an environment that rebuild a state do count, if they cost something (`replay.step_cost`, in tokens): worth
-is divided by 1 + cost x steps / tokens of the whole response. Of equal states the one with less to repeat comes first.
+Nor do the steps of an environment: k are repeated and the others are new, so a restart takes as many as the root.
 
 Worked example: default model, a canonical chain of 100 tokens, states at 25, 50, 75 (x = 0.75, 0.5, 0.25), no outcomes:
 
@@ -65,7 +64,7 @@ class Learnability(Ranking):
     one_per_problem = True
 
     def __init__(self, config: ReplayConfig) -> None:
-        self._later, self._step_cost = LATER if config.imitated else 0.0, config.step_cost
+        self._later = LATER if config.imitated else 0.0
 
     def why_not(self, states: StateColumns) -> Rules:
         """States of solved problems, hopeless ones, and those that never fail."""
@@ -79,7 +78,6 @@ class Learnability(Ranking):
         """Priority [S]: log worth, less what the other states of the problem are worth."""
         success = state_chances(states)
         worth = np.where(excluded(rules(states, success), len(success)), 0.0, state_worth(states, success))
-        worth = worth / (1.0 + self._step_cost * states.steps / states.total)  # per cost: 1 is a whole response
         whole = np.bincount(states.problem, worth)[states.problem]
         best = np.zeros(int(states.problem[-1]) + 1)
         np.maximum.at(best, states.problem, worth)

@@ -84,16 +84,13 @@ def test_presses_without_end_end_the_game() -> None:
     assert over == [False] * 8 + [True]
 
 
-def test_a_slow_step_with_its_price_or_a_snapshot_is_all_that_the_other_games_add() -> None:
-    fast, slow = (configuration(Run(part, "both", 1), Path("work"), "", {}).model_dump() for part in ("game", "slow"))
-    assert (slow["rollout"].pop("environment_options"), slow["replay"].pop("step_cost")) == ({"delay": 0.05}, 4.0)
-    assert (fast["rollout"].pop("environment_options"), fast["replay"].pop("step_cost")) == ({}, 0.0)
-    assert fast == slow
-    saved = configuration(Run("saved", "both", 1), Path("work"), "", {}).model_dump()
-    worlds = [one["rollout"].pop("environment") for one in (saved, fast)]
-    assert worlds == ["bench.real.game:SavedDial", ""]
-    saved["rollout"].pop("environment_options"), saved["replay"].pop("step_cost")
-    assert fast == saved
+def test_a_slow_step_or_a_snapshot_is_all_that_the_other_games_add() -> None:
+    runs = [Run(part, "both", 1) for part in ("game", "slow", "saved")]
+    fields = [configuration(run, Path("work"), "", {}).model_dump() for run in runs]
+    options = [one["rollout"].pop("environment_options") for one in fields]
+    worlds = [one["rollout"].pop("environment") for one in fields]
+    assert (options, worlds) == ([{}, {"delay": 0.05}, {}], ["", "", "bench.real.game:SavedDial"])
+    assert fields[0] == fields[1] == fields[2]
 
 
 def test_a_budget_is_used_up_in_its_unit() -> None:
@@ -145,6 +142,10 @@ def test_the_section_of_the_game_by_hand(tmp_path: Path) -> None:
     assert any("never | never" in line for line in lines)
     assert "| both - imitation | 0.450 (one seed), p 1.000 | 0.250 (one seed), p 1.000 |" in lines
     assert one.value == pytest.approx(0.45)
+    saved = [played("both", 1, 0.0, 0.8, 0.8)]
+    lines, (gain,) = whole_page.of_costs("saved", {"game": arms_of(table), "saved": arms_of(saved)}, tmp_path)
+    assert gain.value == pytest.approx(0.6 - 0.05)  # less the same imitation
+    assert any("not compared" in line for line in lines)
     assert (tmp_path / "game.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -68,15 +68,6 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
     assert [len(tokens) for tokens in shard.trajectories["tokens"]] == [3, 3]  # one byte each: the vocabulary is 100
 
 
-def test_the_steps_that_rebuild_a_state_are_kept_with_it() -> None:
-    first = candidate("p", [1, 2, 3, 4], [1, 3], [0.1, 0.2], steps=np.array([1, 3], np.int32))
-    again = candidate("p", [1, 2, 3, 5], [1, 2], [0.1, 0.2], steps=np.array([1, 2], np.int32), version=2)
-    shard = shard_of(first, again, candidate("q", [1, 2], [1], [0.1]))
-    assert dict(zip(stored(shard), shard.states["steps"].tolist(), strict=True)) == {
-        ("p", (1,)): 1, ("p", (1, 2, 3)): 3, ("p", (1, 2)): 2, ("q", (1,)): 0,
-    }  # fmt: skip
-
-
 def test_the_quota_keeps_the_states_of_the_highest_priority_of_a_problem() -> None:
     shard = shard_of(
         candidate("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), candidate("q", range(10), [1], [0.0]), per_problem=2

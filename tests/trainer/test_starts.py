@@ -128,7 +128,7 @@ def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
     assert [c.lengths.tolist() for c in found] == [[2, 4, 6], [2, 4, 6, 7]]
 
 
-def test_the_steps_that_rebuild_a_state_are_the_answers_before_it() -> None:
+def test_states_begin_after_answers_and_repeated_turns_are_steps() -> None:
     """Two turns in the prefix of three tokens. Then: 8, answer, 9 10, answer, 11."""
     state = replayed_starts([STATE], {"p": PROBLEM}, 1, 0, 1)[0]
     mask = np.array([1, 0, 1, 1, 0, 1], np.bool_)
@@ -138,13 +138,7 @@ def test_the_steps_that_rebuild_a_state_are_the_answers_before_it() -> None:
     values = [np.zeros(6, np.float32)]
     found = cut_trajectories([item], values, lambda _: ids(6), 1)[0]
     assert found.lengths.tolist() == [5, 6, 8]  # after the first answer, inside the second turn, after its answer
-    assert found.steps is not None
-    assert found.steps.tolist() == [3, 3, 4]
     assert episode.steps == 5  # three, and two that were repeated
-    root = fresh_starts([PROBLEM], 1, 0, 1)[0]
-    canonical = replace(item.trajectory, start=root, episode=None)
-    assert canonical.steps_before(ids(2, 3, 5)).tolist() == [1, 1, 2]
-    assert replace(canonical, mask=None).steps_before(ids(2, 3)).tolist() == [0, 0]
 
 
 def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:

@@ -48,16 +48,6 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert [weight > 0 for weight in half] == [True, True, False]
 
 
-def test_the_steps_that_rebuild_a_state_count_by_their_cost() -> None:
-    """At 25 tokens a step, 0, 2, 4 steps beside 100 tokens: the worths are divided by 1, 1.5, 2."""
-    priced = find_ranking(ReplayConfig(step_cost=25.0))
-    rebuilt = columns(*CHAIN, steps=[0, 2, 4])
-    worths = [0.504518, 0.940015 / 1.5, 0.871580 / 2]  # in all 1.566985; the best is 0.626677
-    expected = [0.626677 * worth / 1.566985 for worth in worths]
-    assert np.exp(priced.priority(rebuilt)).tolist() == pytest.approx(expected, abs=1e-5)
-    assert (OURS.priority(rebuilt) == OURS.priority(columns(*CHAIN))).all()
-
-
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
     two = weights([25, 50, 75, 50], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
     assert sum(two[:3]) == pytest.approx(two[3], abs=3)

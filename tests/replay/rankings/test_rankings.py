@@ -36,7 +36,7 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateCol
     and every token is a decision."""
     n = len(lengths)
     reals = {name: np.zeros(n, np.float32) for name in ("value", "wins", "losses", "root_wins", "root_losses")}
-    ints = {name: np.zeros(n, np.int64) for name in ("problem", "chain", "tried", "root_solved", "steps")}
+    ints = {name: np.zeros(n, np.int64) for name in ("problem", "chain", "tried", "root_solved")}
     ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
     known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
     known |= {name: np.array(v, known[name].dtype) for name, v in given.items() if name in known}
