@@ -31,6 +31,7 @@ class StepResult:
 
     finished: list[Continuation]
     unfinished: int  # samples in flight
+    waited: float = 0.0  # seconds of the call in which environments had to answer
 
 
 class RolloutActor:
@@ -58,8 +59,9 @@ class RolloutActor:
     def generate(self, jobs: list[Job], seconds: float, refill: int) -> StepResult:
         """Queue `jobs` and step for about `seconds`, or until only `refill` samples are in flight."""
         self._engine.add(jobs)
+        waited = self._engine.waited
         finished = self._engine.run(seconds, refill)
-        return StepResult(finished, self._engine.unfinished)
+        return StepResult(finished, self._engine.unfinished, self._engine.waited - waited)
 
     def abort(self) -> None:
         """Drop everything that is in flight; see `Engine.abort`."""

@@ -10,6 +10,7 @@ long it takes: then what is in a batch, and with it the last bit of every number
 generated while the state that it begins from is still being rebuilt."""
 
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ class _Sample:
     action: str = ""  # the text of that turn
     due: int = 0  # step of the engine at which what is answered to it is used
     answer: Answer | None = None  # to the turn; or an error
+    lost: bool = False  # its environment has answered otherwise than to the state that it starts from
 
     def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
         """Add the tokens of a turn, or of an answer."""
@@ -80,6 +82,7 @@ class EpisodeEngine(Engine):
         self._snapshots: OrderedDict[Place, tuple[str, int, float]] = OrderedDict()  # with turns and rewards so far
         self._snapshot_bytes = 0
         self._done: list[Continuation] = []
+        self.waited = 0.0
 
     @property
     def unfinished(self) -> int:
@@ -107,10 +110,11 @@ class EpisodeEngine(Engine):
 
     def step(self) -> None:
         """One step of the engine, if an environment does not have to answer first; then all that can go on does."""
-        if not self._owed() and self._engine.unfinished:
-            self._engine.step()
-            self._clock += 1
-            for turn in self._engine.take():
+        if not self._owed():
+            if self._engine.unfinished:
+                self._engine.step()
+                self._clock += 1
+            for turn in self._engine.take():  # also what a probe of the weights has finished
                 self._end_turn(turn)
         idle = not self._engine.unfinished
         if idle and self._waiting:
@@ -153,7 +157,10 @@ class EpisodeEngine(Engine):
         return self._in_order and any(one.due <= self._clock and not one.ready for one in self._waiting.values())
 
     def _listen(self, seconds: float) -> None:
-        for number, answer in self._workers.poll(seconds):
+        begun = time.monotonic()
+        found = self._workers.poll(seconds)
+        self.waited += time.monotonic() - begun
+        for number, answer in found:
             if (one := self._of_number.get(number)) is not None:
                 self._hear(one, answer)
 
@@ -177,7 +184,7 @@ class EpisodeEngine(Engine):
         except StopIteration:
             one.past = None
         except DataError as error:
-            one.answer = Answer([], error=str(error))
+            one.answer, one.lost = Answer([], error=str(error)), one.job.start.replayed
             return
         one.opened = True
         if one.finish is Finish.STOP:
@@ -241,8 +248,9 @@ class EpisodeEngine(Engine):
         self._done.append(Continuation(*key, one.tokens, one.logprobs, one.versions, finish, one.mask, episode))
 
     def _drop(self, one: _Sample, reason: str) -> None:
-        lost = one.job.start.replayed and (not one.opened or one.past is not None)
-        self._done.append(Continuation(*self._forget(one), [], [], [], Finish.STOP, dropped=reason, state_lost=lost))
+        self._done.append(
+            Continuation(*self._forget(one), [], [], [], Finish.STOP, dropped=reason, state_lost=one.lost)
+        )
 
     def _forget(self, one: _Sample) -> Key:
         key = one.job.start.id, one.job.samples[0]

@@ -55,6 +55,7 @@ class Engine(Protocol):
     """One model and the samples that it generates."""
 
     _done: list[Continuation]  # finished, and not yet returned by `run`
+    waited: float = 0.0  # seconds so far in which it had nothing to do, because environments had to answer
 
     @property
     def unfinished(self) -> int:

@@ -186,8 +186,12 @@ class Ledger:
             del self._keys_of[engine][key]
 
 
-def tell_dropped(start: Start, one: Continuation) -> None:
-    """Say why an episode was dropped: of the first one of a run."""
+def tell_dropped(start: Start, one: Continuation, told: set[bool]) -> None:
+    """Say why an episode was dropped: once for episodes, and once for states that cannot be rebuilt. `told`: which of
+    the two were said."""
+    if one.state_lost in told:
+        return
+    told.add(one.state_lost)
     what = f"state of {start.prefix_ids.size} tokens" if one.state_lost else "episode"
     message = f"{what} of problem {start.problem_id} is dropped: {one.dropped}; dropped_episodes counts them"
     logger.warning(message)

@@ -21,6 +21,7 @@ class LocalPool:
     def __init__(self, engine: Engine, config: RolloutConfig) -> None:
         self.restarts = 0  # always: the engine and the caller share a process
         self.quarantined = self.dropped = 0  # starts and episodes since the run began
+        self._told: set[bool] = set()  # kinds of dropped episodes that were said
         self._lost: dict[str, Start] = {}  # by id: starts whose state cannot be rebuilt
         self._engine = engine
         self._busy = 0.0  # seconds of generation
@@ -29,7 +30,7 @@ class LocalPool:
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample. Raises ConfigError when a start does not fit."""
         check_room(starts, sampling, *self._room)
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), self._engine.waited
         ledger = Ledger()
         ledger.add(starts, sampling)
         self._engine.add(ledger.take(NAME, ledger.open))
@@ -38,9 +39,8 @@ class LocalPool:
             if one.state_lost:
                 self.quarantined += start.id not in self._lost
                 self._lost[start.id] = start
-            if self.dropped == 1:
-                tell_dropped(start, one)
-        self._busy += time.monotonic() - begun
+            tell_dropped(start, one, self._told)
+        self._busy += time.monotonic() - begun - (self._engine.waited - waited)
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
 
     def take_lost(self) -> list[Start]:

@@ -41,6 +41,7 @@ class RolloutPool:
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
         self._report = quarantine
         self._bad: dict[bytes, str] = {}  # contexts of quarantined starts, and why
+        self._told: set[bool] = set()  # kinds of dropped episodes that were said
         self._lost: list[Start] = []  # those of them that `take_lost` has not returned
         self._error: RetrospectError | None = None  # why the pool ended
         self._weights: WeightHandle | None = None
@@ -177,7 +178,7 @@ class RolloutPool:
                 actor.acknowledged = (answer.version, answer.digest)
             request.accept(answer)
             if request.kind == "generate":
-                self._busy += time.monotonic() - request.begun
+                self._busy += time.monotonic() - request.begun - answer.waited
 
     def _assign(self, actor: ActorHandle, serving: int) -> None:
         """Ask an idle engine to generate: new samples if it has room, and those that it has."""
@@ -197,8 +198,7 @@ class RolloutPool:
             self.dropped += 1
             if one.state_lost and start.context_ids.tobytes() not in self._bad:
                 self._quarantine(start, one.dropped)
-            if self.dropped == 1:
-                tell_dropped(start, one)
+            tell_dropped(start, one, self._told)
         expected = self._ledger.in_flight(actor.name)
         if result.unfinished < expected:
             self._replace(actor, ActorError(f"its engine has {result.unfinished} samples of {expected} in flight"))

@@ -91,11 +91,16 @@ class ChildProcess:
 
 
 class PythonProcess(ChildProcess):
-    """A module of this project that runs in a process of its own, and can import what this process can."""
+    """A module of this project that runs in a process of its own, and can import what this process can. Strings have
+    the same hashes in all of them, so that sets are in the same order."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
-        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
+        environment = {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+        }
         super().__init__([sys.executable, "-m", module, *arguments], env={**os.environ, **environment})
 
     def ready(self, name: str, seconds: float) -> Any:

@@ -81,6 +81,9 @@ class Bad:
         match action:
             case "raise":
                 raise ValueError("not a move")
+            case "fat":
+                self.kept = b"x" * (60 << 20)
+                raise ValueError("not a move")
             case "hang":
                 time.sleep(1000)
             case "spin":
@@ -108,6 +111,16 @@ class Bad:
     def close(self) -> None:
         if self.end:
             time.sleep(1000)
+
+
+class Hashes:
+    """Says first what depends on the hashes of strings."""
+
+    def reset(self, problem: World) -> Messages:
+        return [{"role": "user", "content": "".join({problem.prompt, *LETTERS})}]
+
+    def step(self, action: str) -> Step:
+        return said("", 0.0, done=True)
 
 
 class Moody(Calculator):

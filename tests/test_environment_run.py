@@ -41,6 +41,7 @@ def test_states_whose_world_answers_differently_are_dropped_counted_and_said_onc
     root = Path(options[options.index("--run.root") + 1])
     said = run("train", *options, "--run.name", "moody", "--rollout.environment", "tests.environments:Moody")
     assert said.count("is dropped: repeated, the environment answers") == 1
+    assert said.count("is dropped") == 1
     lines = metrics(root / "moody")
     assert len(lines) == 6
     assert lines[0]["quarantined"] == 0 < lines[1]["quarantined"] <= lines[1]["dropped_episodes"]

@@ -54,7 +54,7 @@ class Batches:
                 found = parts.pipeline.take(parts.learner.version)
         if not found:
             raise ActorError(
-                f"no engine could generate any start of iteration {number}: see quarantine/ in the run directory"
+                f"no start of iteration {number} gave a rollout: see log.txt and quarantine/ in the run directory"
             )
         return found
 

@@ -22,6 +22,7 @@ ENVIRONMENTS = {
 """The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content
 TOOLS = "tools"  # role of a message of `reset` that is for the chat template: definitions of functions, a list in JSON
+FULL = 77  # exit status of a process of environments that has used too much memory
 Step = tuple[Messages, float, bool, dict[str, Any]]  # messages, reward, done, info
 
 

@@ -20,19 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
-from core.environments.protocol import load_environment
+from core.environments.protocol import FULL, load_environment
 from core.errors import ConfigError
 from core.records import World
 
 MOST_TEXT = 300  # most characters of a reason
 GLANCE = 0.1  # seconds between two looks at the memory
-FULL = 77  # exit status of a process that has used too much memory
 Request = tuple[str, Any]
 Say = Callable[[dict[str, Any]], None]
 
@@ -48,16 +46,15 @@ class Episode:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        over = False
-        while not over:
+        method = ""
+        while method != "close":
             method, argument = self.requests.get()
             try:
-                answer, over = self._answer(method, argument), method == "close"
+                answer = self._answer(method, argument)
             except BaseException as error:  # whatever the user's code raises
-                answer, over = {"error": f"{method} raised {_said(error)}"}, True
-                with suppress(BaseException):
-                    self._call("close")
+                answer = {"error": f"{method} raised {_said(error)}"}
             self._say(answer)
+        self._environment = None
         self._runner.close()
 
     def _answer(self, method: str, argument: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Invariants: nothing waits without a deadline. Every request of an open episode gets one answer. An episode is lost when
 its environment raises, hangs or ends its process; the others of that process are repeated in a new one, and if an
-environment then answers differently, it is lost, too.
+environment then answers differently, it is lost, too. Of several that wait when a process ends nobody knows which one
+has ended it: they are lost.
 """
 
 import json
@@ -15,13 +16,12 @@ from typing import Any
 
 from core.child import PythonProcess
 from core.config import RolloutConfig
-from core.environments.protocol import Answer
+from core.environments.protocol import FULL, Answer
 from core.errors import ActorError, ConfigError
 from core.records import World
 
 START_SECONDS = 120.0  # in which a process must import the environment
 SEND_SECONDS = 10.0  # in which it must read a request: its first thread does nothing else
-MOST_LOSSES = 2  # processes that an episode may lose without a request of its own in flight
 
 
 @dataclass(slots=True)
@@ -34,7 +34,6 @@ class _Open:
     answers: list[str] = field(default_factory=list)  # all that were passed on
     answered: int = 0  # of the requests, in the current process
     deadline: float = 0.0  # of the first request that is not answered
-    losses: int = 0
 
     @property
     def waits(self) -> bool:
@@ -96,7 +95,7 @@ class Workers:
 
     def end(self, number: int) -> None:
         """Close an episode; it gives no more answers."""
-        if number in self._open:
+        if number in self._open and not self._open[number].closing:
             self._ask(number, ("close", None))
 
     def poll(self, seconds: float) -> list[tuple[int, Answer]]:
@@ -134,8 +133,10 @@ class Workers:
         try:
             if not process.serves:
                 process.begin(SEND_SECONDS)
-                for one in mine.values():
+                for number, one in mine.items():
                     one.deadline = self._deadline(one)
+                    for request in one.requests:
+                        self._send(number, request)
             while True:
                 self._accept(*json.loads(process.line(0.0)))
         except ConfigError as error:
@@ -143,8 +144,9 @@ class Workers:
         except TimeoutError:
             return
         except EOFError:
-            waiting = [number for number, one in mine.items() if number in self._open and one.waits]
-            self._replace(index, waiting, _why(process.ending(), self._config))
+            left = [number for number in mine if number in self._open]
+            unanswered = [number for number in left if len(mine[number].answers) < len(mine[number].requests)]
+            self._replace(index, unanswered or left, _why(process.ending(), self._config))
 
     def _accept(self, number: int, told: dict[str, Any]) -> None:
         one = self._open.get(number)
@@ -156,18 +158,20 @@ class Workers:
         answer = Answer(**told) if "error" not in told else Answer([], error=told["error"])
         if method == "close":
             del self._open[number]
+        elif one.closing:
+            pass  # it is over already
         elif answer.error:
-            self._lose(number, answer.error)
+            self._give_up(number, answer.error)
         elif one.answered > len(one.answers):
             one.answers.append(said)
-            if not one.closing:
-                self._found.append((number, answer))
+            self._found.append((number, answer))
         elif one.answers[one.answered - 1] != said:
-            self._lose(number, "its environment was repeated in another process and answered differently")
+            self._give_up(number, "its environment was repeated in another process and answered differently")
 
-    def _lose(self, number: int, reason: str) -> None:
-        if not self._open.pop(number).closing:
-            self._found.append((number, Answer([], error=reason)))
+    def _give_up(self, number: int, reason: str) -> None:
+        """Report an episode as lost, and close it: its process goes on."""
+        self._found.append((number, Answer([], error=reason)))
+        self._ask(number, ("close", None))
 
     def _give_up_late(self) -> None:
         """Replace the processes whose environments are over their time."""
@@ -179,28 +183,28 @@ class Workers:
             limits = f"{self._config.step_seconds:g} s, or its episode longer than {self._config.episode_seconds:g} s"
             self._replace(index, mine, f"{method} took longer than {limits}")
 
-    def _replace(self, index: int, guilty: Sequence[int], reason: str) -> None:
-        """Start a process for a lost one, and repeat in it the episodes that are not to blame."""
+    def _replace(self, index: int, lost: Sequence[int], reason: str) -> None:
+        """Start a process for one that has ended, and repeat in it the episodes that are not lost with it."""
         self._processes[index].kill()
         self._processes[index] = _Process(self._config)
         self.replaced += 1
         for number, one in list(self._open.items()):
             if one.worker != index:
                 continue
-            one.losses += 1
-            if number in guilty or one.closing or one.losses > MOST_LOSSES:
-                self._lose(number, reason)
+            if number not in lost and not one.closing:
+                one.answered, one.deadline = 0, self._deadline(one)  # its requests are sent once the process serves
                 continue
-            one.answered, one.deadline = 0, self._deadline(one)
-            for request in one.requests:
-                self._send(number, request)
+            if not one.closing:
+                self._found.append((number, Answer([], error=reason)))
+            del self._open[number]
 
     def _ask(self, number: int, request: tuple[str, Any]) -> None:
         one = self._open[number]
         one.requests.append(request)
         if one.answered == len(one.requests) - 1:
             one.deadline = self._deadline(one)
-        self._send(number, request)
+        if self._processes[one.worker].serves:
+            self._send(number, request)
 
     def _deadline(self, one: _Open) -> float:
         process = self._processes[one.worker]
@@ -220,8 +224,6 @@ class Workers:
 
 
 def _why(ending: str, config: RolloutConfig) -> str:
-    from core.environments.worker import FULL
-
     if ending == f"exit status {FULL}":
         return f"its process used more than rollout.environment_gib = {config.environment_gib:g}"
     return f"its process ended ({ending or 'it used up its processor time'})"

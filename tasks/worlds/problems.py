@@ -17,7 +17,7 @@ from core.records import Flags, World
 from tasks.dialogue.chat import Message
 from tasks.problems import Item, Items, Tokenizer, problem_id, respond
 
-AT_ONCE = 256  # problems whose environments are open
+AT_ONCE = 64  # problems whose environments are open
 WAIT = 1.0  # seconds of one wait for them
 
 

@@ -168,6 +168,7 @@ def test_the_order_of_answers_changes_nothing_in_synchronous_mode(
         slow = here.rollouts(starts)
     with run(engines[True], tmp_path, environment_options={"delay": 0.05}, max_staleness=1) as here:
         stale = here.rollouts(starts)
+        assert here.engine.waited > 0.05
     assert tokens(stale) == tokens(slow) == tokens(expected)
     for one, other in zip(slow, expected, strict=True):
         assert one.logprobs.tobytes() == other.logprobs.tobytes()
@@ -248,6 +249,24 @@ def test_a_run_can_drop_its_episodes(engines: dict[bool, Any], tiny_model: Get, 
         here.engine.run(0.0)
         here.engine.abort()
         assert here.engine.unfinished == len(here.workers) == 0
+
+
+def test_turns_that_end_while_the_weights_are_probed_go_on(
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+) -> None:
+    """A probe takes steps of the engine, and what ends in them is seen later."""
+    update(engines[True], models.load(tiny_model(True)), 1)
+    starts = [start(index) for index in range(4)]
+    with run(engines[True], tmp_path) as here:
+        expected = here.rollouts(starts)
+        ledger = Ledger()
+        ledger.add(starts, RANDOM)
+        here.engine.add(ledger.take("engine", ledger.open))
+        while here.engine._engine.unfinished:
+            here.engine._engine.step()
+        ledger.accept(here.engine.run(PATIENT))
+        assert here.engine.unfinished == 0
+        assert tokens([one for each in starts for one in ledger.collect(each.id)]) == tokens(expected)
 
 
 def test_a_snapshot_stands_for_the_steps_before_it(engines: dict[bool, Any], tiny_model: Get, tmp_path: Path) -> None:

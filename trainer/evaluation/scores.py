@@ -50,7 +50,7 @@ class Evaluation:
     levels: dict[str, Scores]  # by difficulty
     sources: dict[str, Scores]  # by data set of a mixture; empty for a task of one data set
     truncated: float  # share of greedy responses that used up their token budget
-    left_out: int  # problems that no engine could generate; every other field leaves them out
+    left_out: int  # problems that no engine could generate, or whose environment dropped an episode
     judge_failures: int  # responses, greedy and sampled, on which the judge failed; they count as wrong
     greedy: list[Judged]  # one per problem
     sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
@@ -92,7 +92,7 @@ def evaluate_problems(actors: Rollouts, task: Task, problems: Sequence[Problem],
         answered &= {name for name, count in counts.items() if count == plan.samples}
     if not answered:
         raise ActorError(
-            f"evaluation: no engine could generate any of the {len(problems)} problems; see the reason above"
+            f"evaluation: none of the {len(problems)} problems has all its responses; see the reason above"
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)

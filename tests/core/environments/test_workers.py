@@ -101,6 +101,54 @@ def test_what_fails_is_lost_alone_and_the_others_go_on(action: str, reason: str)
         opened(found)
 
 
+def test_of_several_that_wait_when_their_process_ends_all_are_lost_and_the_others_go_on() -> None:
+    with workers("Bad") as found:
+        bad, waiting, good = opened(found, 3)
+        found.step(good, "a")
+        answers(found, 1)
+        found.step(waiting, "hang")
+        found.step(bad, "die")
+        assert {one: "exit status 3" in answer.error for one, answer in answers(found, 2).items()} == {
+            bad: True,
+            waiting: True,
+        }
+        found.step(good, "b")
+        assert answers(found, 1)[good].messages[0]["content"] == "step 2"
+        assert found.replaced == 1
+
+
+def test_an_episode_that_has_raised_is_closed_and_leaves_nothing() -> None:
+    with workers("Bad", environment_gib=0.25) as found:
+        for _ in range(6):  # of 60 MB each
+            (number,) = opened(found)
+            found.step(number, "fat")
+            assert "not a move" in answers(found, 1)[number].error
+            assert len(found) == 0
+        assert found.replaced == 0
+
+
+def test_what_an_environment_raises_is_said_before_a_close_that_hangs() -> None:
+    with workers("Bad", step_seconds=3.0) as found:
+        bad, good = opened(found, 2)
+        found.step(bad, "close")
+        answers(found, 1)
+        found.step(bad, "raise")
+        assert "not a move" in answers(found, 1, seconds=2.0)[bad].error
+        end = time.monotonic() + 60
+        while not found.replaced:
+            assert found.poll(0.2) == []
+            assert time.monotonic() < end
+        found.step(good, "a")
+        assert answers(found, 1)[good].messages[0]["content"] == "step 1"
+
+
+def test_strings_have_the_same_hashes_in_all_processes() -> None:
+    with workers("Hashes", environment_workers=2) as found:
+        numbers = [found.open(PROBLEM) for _ in range(2)]
+        heard = answers(found, 2)
+        assert heard[numbers[0]].messages == heard[numbers[1]].messages
+
+
 def test_what_it_prints_and_reads_reaches_nobody(capfd: pytest.CaptureFixture[str]) -> None:
     with workers("Bad") as found:
         (number,) = opened(found)
