@@ -9,6 +9,7 @@ ledger, and an engine with room answers early.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -40,9 +41,9 @@ class RolloutPool:
         self._config = config
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
         self._report = quarantine
-        self._bad: dict[bytes, str] = {}  # contexts of quarantined starts, and why
+        self._bad: dict[tuple[str, bytes], str] = {}  # `_context`s of quarantined starts, and why
+        self._lost: deque[Start] = deque()  # replayed ones of these starts, until `take_lost` returns them
         self._told: set[bool] = set()  # kinds of dropped episodes that were said
-        self._lost: list[Start] = []  # those of them that `take_lost` has not returned
         self._error: RetrospectError | None = None  # why the pool ended
         self._weights: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
@@ -90,8 +91,7 @@ class RolloutPool:
 
     def take_lost(self) -> list[Start]:
         """Remove and return the replayed starts that were quarantined: their states are of no use."""
-        lost, self._lost = self._lost, []
-        return lost
+        return [self._lost.popleft() for _ in range(len(self._lost))]  # the pool's thread may add others meanwhile
 
     def abandon(self) -> None:
         """Drop everything that was submitted, also in the engines."""
@@ -196,7 +196,7 @@ class RolloutPool:
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
         for start, one in self._ledger.accept(result.finished):
             self.dropped += 1
-            if one.state_lost and start.context_ids.tobytes() not in self._bad:
+            if one.state_lost and _context(start) not in self._bad:
                 self._quarantine(start, one.dropped)
             tell_dropped(start, one, self._told)
         expected = self._ledger.in_flight(actor.name)
@@ -207,14 +207,14 @@ class RolloutPool:
         check_room(starts, sampling, self._config.max_prompt_tokens, self._config.max_response_tokens)
         self._ledger.add(starts, sampling, urgent)
         for start in starts:
-            if self._bad and (reason := self._bad.get(start.context_ids.tobytes())):
+            if self._bad and (reason := self._bad.get(_context(start))):
                 self._ledger.drop(start.id)
                 self._quarantine(start, reason)
 
     def _quarantine(self, start: Start, reason: str) -> None:
         """Leave out a start, and every later start with the same context."""
         self.quarantined += 1
-        self._bad[start.context_ids.tobytes()] = reason
+        self._bad[_context(start)] = reason
         if start.replayed:
             self._lost.append(start)
         self._report(start, reason)
@@ -293,3 +293,8 @@ class RestartBudget:
                 f"{name}: {reason}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look "
                 "into its log, or allow more restarts"
             )
+
+
+def _context(start: Start) -> tuple[str, bytes]:
+    """What its engine reads; with a world also which problem it is, because worlds may begin with the same words."""
+    return start.problem_id if start.world else "", start.context_ids.tobytes()

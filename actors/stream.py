@@ -79,8 +79,8 @@ class RolloutStream:
         return self._call(lambda: self._pool.sequence_logprobs(sequences))
 
     def take_lost(self) -> list[Start]:
-        """As `RolloutPool.take_lost`."""
-        return self._call(self._pool.take_lost)
+        """As `RolloutPool.take_lost`, also after the thread has ended."""
+        return self._pool.take_lost()
 
     def queues(self) -> Queues:
         """As `RolloutPool.queues`, also after the thread has ended."""

@@ -278,7 +278,7 @@ def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
         where = f"saved to {path}"
     except OSError as error:
         where = f"{run.quarantine} cannot be written: {error.strerror or error}"
-    logging.getLogger(LOGGER).error("no engine can generate start %s (%s); left out, %s", start.id, reason, where)
+    logging.getLogger(LOGGER).error("start %s cannot be generated (%s); left out, %s", start.id, reason, where)
 
 
 @contextmanager

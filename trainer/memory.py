@@ -44,7 +44,6 @@ class Memory:
         with self.clock.phase("replay"):
             parts.problems.record(batch.all_judged)
             parts.replay.record(outcomes(batch.all_judged))
-            parts.replay.remove(parts.actors.take_lost())
             successes = parts.replay.successes(derive(settings.seed, "imitated", number), parts.learner.version)
             cut = partial(
                 cut_trajectories,
@@ -61,6 +60,7 @@ class Memory:
                     *cut(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
                 ]
             )
+            parts.replay.remove(parts.actors.take_lost())  # last: the batch may have one of them
         with self.clock.phase("score"):
             rollouts = imitated_rollouts(successes, parts.by_id)
             found = parts.learner.score(rollouts) if rollouts else []

@@ -176,10 +176,13 @@ class Workers:
     def _give_up_late(self) -> None:
         """Replace the processes whose environments are over their time."""
         now = time.monotonic()
-        late = [number for number, one in self._open.items() if one.waits and one.deadline <= now]
-        for index in sorted({self._open[number].worker for number in late}):
-            mine = [number for number in late if self._open[number].worker == index]
-            method = self._open[mine[0]].requests[self._open[mine[0]].answered][0]
+        late: dict[int, list[int]] = {}  # by process
+        for number, one in self._open.items():
+            if one.waits and one.deadline <= now:
+                late.setdefault(one.worker, []).append(number)
+        for index, mine in sorted(late.items()):
+            first = self._open[mine[0]]
+            method = first.requests[first.answered][0]
             limits = f"{self._config.step_seconds:g} s, or its episode longer than {self._config.episode_seconds:g} s"
             self._replace(index, mine, f"{method} took longer than {limits}")
 
@@ -195,6 +198,7 @@ class Workers:
                 one.answered, one.deadline = 0, self._deadline(one)  # its requests are sent once the process serves
                 continue
             if not one.closing:
+                self._found = [each for each in self._found if each[0] != number]  # it is over, whatever it has said
                 self._found.append((number, Answer([], error=reason)))
             del self._open[number]
 

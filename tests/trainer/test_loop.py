@@ -91,7 +91,7 @@ def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_no
 def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match="no engine could generate"):
+    with pytest.raises(ActorError, match="gave a rollout"):
         iterate(run.parts(), renewing(2), 1, run.clock, Interruption())
     assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
 
@@ -101,7 +101,7 @@ def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wak
 ) -> None:
     run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match="no engine could generate"):
+    with pytest.raises(ActorError, match="gave a rollout"):
         iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock, Interruption())
     assert [what for what, _ in run.seen] == ["top", "begin", "valued", "generate"]
 
@@ -134,7 +134,7 @@ def test_an_iteration_without_any_response_is_refused_before_the_update(
 ) -> None:
     run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
+    with pytest.raises(ActorError, match=r"^no start of iteration 7 gave a rollout: see log.txt and quarantine/"):
         iterate(run.parts(), renewing(0), 7, run.clock, Interruption())
 
 

@@ -117,6 +117,29 @@ def test_of_several_that_wait_when_their_process_ends_all_are_lost_and_the_other
         assert found.replaced == 1
 
 
+def test_episodes_of_two_processes_are_late_at_once() -> None:
+    with workers("Bad", environment_workers=2, step_seconds=2.0) as found:
+        numbers = opened(found, 4)
+        for number in numbers:
+            found.step(number, "hang")
+        time.sleep(2.5)
+        assert all("took longer" in answer.error for answer in answers(found, 4).values())
+        assert found.replaced == 2
+
+
+def test_what_a_process_has_said_before_its_end_is_not_answered_twice() -> None:
+    """The answer and the end come at once, and nobody else waits."""
+    with workers("Bad") as found:
+        (number,) = opened(found)
+        found.step(number, "a")
+        time.sleep(1.0)
+        found._processes[0].stop()
+        time.sleep(0.5)
+        heard = found.poll(5.0)
+        assert [one for one, _ in heard] == [number]
+        assert heard[0][1].error
+
+
 def test_an_episode_that_has_raised_is_closed_and_leaves_nothing() -> None:
     with workers("Bad", environment_gib=0.25) as found:
         for _ in range(6):  # of 60 MB each

@@ -224,7 +224,7 @@ def test_models_are_compared_on_the_problems_that_both_answered() -> None:
 
 def test_an_evaluation_without_any_answer_is_an_error_of_the_engines() -> None:
     for samples in (0, 2):
-        with pytest.raises(ActorError, match="no engine could generate any of the 2 problems; see"):
+        with pytest.raises(ActorError, match="none of the 2 problems has all its responses; see"):
             answered("a", "b", samples=samples, a=0.0, b=0.0)
     left = answered("b", samples=2, a=1.0, b=0.0)
     assert (left.success, left.samples, len(left.sampled)) == (1.0, 2, 2)
