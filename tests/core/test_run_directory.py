@@ -215,7 +215,8 @@ def test_quarantined_starts_of_one_id_have_a_file_each(tmp_path: Path, caplog: p
     files = {path.name: json.loads(path.read_text()) for path in run.quarantine.iterdir()}
     assert {name: record["samples"] for name, record in files.items()} == {"s3-0.json": 1, "s3-5.json": 4}
     assert (files["s3-0.json"]["prefix_ids"], files["s3-0.json"]["error"]) == ([66, 67], "IndexError: no such row")
-    assert f"start s3 cannot be generated (IndexError: no such row); left out, saved to {run.quarantine / 's3-5.json'}" in caplog.text
+    why = "start s3 cannot be generated (IndexError: no such row); left out"
+    assert f"{why}, saved to {run.quarantine / 's3-5.json'}" in caplog.text
 
 
 def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
