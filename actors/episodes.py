@@ -51,7 +51,7 @@ class _Sample:
     action: str = ""  # the text of that turn
     due: int = 0  # step of the engine at which what is answered to it is used
     answer: Answer | None = None  # to the turn; or an error
-    lost: bool = False  # its environment has answered otherwise than to the state that it starts from
+    lost: bool = False  # its state cannot be rebuilt: the environment answers differently
 
     def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
         """Add the tokens of a turn, or of an answer."""
@@ -159,7 +159,7 @@ class EpisodeEngine(Engine):
     def _listen(self, seconds: float) -> None:
         begun = time.monotonic()
         found = self._workers.poll(seconds)
-        self.waited += time.monotonic() - begun
+        self.waited += time.monotonic() - begun if seconds else 0.0
         for number, answer in found:
             if (one := self._of_number.get(number)) is not None:
                 self._hear(one, answer)
@@ -183,6 +183,7 @@ class EpisodeEngine(Engine):
                 return
         except StopIteration:
             one.past = None
+            self._keep(one.job.start.prefix_ids.tobytes(), one, answer.snapshot)
         except DataError as error:
             one.answer, one.lost = Answer([], error=str(error)), one.job.start.replayed
             return
@@ -229,14 +230,17 @@ class EpisodeEngine(Engine):
             self._engine.add([replace(one.job, calls=self._turns.calls, written=tuple(one.tokens))])
 
     def _remember(self, one: _Sample, snapshot: str) -> None:
-        """Keep the snapshot of a state, in place of the oldest ones."""
-        if not snapshot:
-            return
-        start = one.job.start
-        response = start.prefix_ids.tobytes() + b"".join(token.to_bytes(4, "little") for token in one.tokens)
-        if (start.problem_id, response) not in self._snapshots:
+        """Keep the snapshot of the state that a sample has come to."""
+        if snapshot:
+            written = b"".join(token.to_bytes(4, "little") for token in one.tokens)
+            self._keep(one.job.start.prefix_ids.tobytes() + written, one, snapshot)
+
+    def _keep(self, response: bytes, one: _Sample, snapshot: str) -> None:
+        """Keep the snapshot of a state, if there is one, in place of the oldest ones. `response`: its tokens."""
+        place = one.job.start.problem_id, response
+        if snapshot and place not in self._snapshots:
             self._snapshot_bytes += len(snapshot) + len(response)
-            self._snapshots[start.problem_id, response] = (snapshot, one.turns, one.total)
+            self._snapshots[place] = (snapshot, one.turns, one.total)
         while self._snapshot_bytes > SNAPSHOT_BYTES:
             (_, old), (gone, *_) = self._snapshots.popitem(last=False)
             self._snapshot_bytes -= len(gone) + len(old)

@@ -31,8 +31,9 @@ logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`rollout.actors` rollout actors, all serving. A start that makes engines raise is passed to `quarantine`, with
-    the reason. Raises ModelError when the model cannot be loaded and ActorError when an actor does not start."""
+    """`rollout.actors` rollout actors, all serving. A start that makes engines raise, or whose state cannot be rebuilt,
+    is passed to `quarantine`, with the reason. Raises ModelError when the model cannot be loaded and ActorError when an
+    actor does not start."""
 
     def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
         config = recipe.config

@@ -1,6 +1,6 @@
 """Programs per second: `python -m bench.sandbox [--quick]`.
 
-Judges canonical solutions with `tasks.judges.JudgePool`, as the loop does: those of MBPP by their asserts, and
+Judges canonical solutions with `tasks.judge_pool.JudgePool`, as the loop does: those of MBPP by their asserts, and
 programs with ten tests each that read standard input (APPS). Each program gets a new bubblewrap sandbox. It alternates
 with the baseline, which has no confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows what an
 idle one costs.
@@ -17,7 +17,7 @@ from bench.report import Check, check, command_line, write
 from core.config import Columns, SandboxMode, TaskConfig
 from tasks.code.formats import read_apps, read_mbpp
 from tasks.code.programs import verifier
-from tasks.judges import JudgePool
+from tasks.judge_pool import JudgePool
 
 Pair = tuple[str, str]
 GOALS = {"mbpp": 50.0, "apps": 25.0}

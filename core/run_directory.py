@@ -41,7 +41,7 @@ class RunDirectory:
         self.responses = path / "evaluations"  # NNNNNN.jsonl, every response of an evaluation
         self.policy = path / "policy"  # the final policy, Hugging Face format
         self.diverged = path / "diverged_problems.txt"  # ids of the problems on which the run diverged, one per line
-        self.quarantine = path / "quarantine"  # START-SEED.json, starts that made engines raise, with the error
+        self.quarantine = path / "quarantine"  # START-SEED.json, starts that could not be generated, with the reason
         self.log = path / "log.txt"  # everything logged
         self.curves = path / "curves.png"
         self.report = path / "report.html"  # everything about the run, as one page
@@ -260,7 +260,7 @@ def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[s
 
 
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
-    """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line. The seed in the
+    """Save a start that cannot be generated to quarantine/START-SEED.json, and log it in one line. The seed in the
     name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run continues."""
     record = {
         "start": start.id,

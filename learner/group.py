@@ -144,9 +144,10 @@ class LearnerGroup:
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
         if warm and imitated:
             batch = with_imitated(batch, imitated)
-        starts = [[one.trajectory.start for one in found] for found in (scored, [each.scored for each in imitated])]
+        own = [item.trajectory.start for item in scored]
+        earlier = [item.scored.trajectory.start for item in imitated] if warm else []
         train_policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
-        taken = self._train(batch, algorithm, starts[0], starts[1] if warm else [], train_policy)
+        taken = self._train(batch, algorithm, own, earlier, train_policy)
         self._note(scored, taken, batch.stats.reference_kl, train_policy)
         return self._summary(batch, taken, kl, train_policy)
 

@@ -1,6 +1,6 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`judges.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
+`judge_pool.py` starts `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
 With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` (`rewards/cases.py`) or `cannot
 start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, share,
 steps]` out. A reward that asks for more gets `Case.ask` as the reference; one that judges several responses in a call

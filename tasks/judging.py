@@ -8,7 +8,7 @@ from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
-from tasks.judges import PATIENCE, EpisodeJudge, JudgePool, LocalJudge
+from tasks.judge_pool import PATIENCE, EpisodeJudge, JudgePool, LocalJudge
 from tasks.kinds import find_kind, judged_by_model
 from tasks.rewards.combined import PairJudge, Part, Rewards
 from tasks.rewards.remote import RemoteReward

@@ -16,7 +16,7 @@ import numpy as np
 from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks.judges import EpisodeJudge
+from tasks.judge_pool import EpisodeJudge
 from tasks.judging import Judges, start_judges
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.limits import TokenLimits

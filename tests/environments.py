@@ -4,7 +4,9 @@ import asyncio
 import os
 import random
 import time
-from typing import Any
+from collections import Counter as Counts
+from typing import Any, ClassVar
+from zlib import crc32
 
 from core.environments.protocol import Messages, Step
 from core.records import World
@@ -124,9 +126,17 @@ class Hashes:
 
 
 class Moody(Calculator):
-    """A calculator that is wrong now and then, and not again when it is asked again."""
+    """A calculator that is wrong now and then. Played again, an episode is wrong elsewhere."""
+
+    played: ClassVar[Counts[str]] = Counts()  # by problem, in this process
+
+    def reset(self, problem: World) -> Messages:
+        self.played[problem.id] += 1
+        self.mood = f"{problem.id} {self.played[problem.id]}"
+        return super().reset(problem)
 
     def step(self, action: str) -> Step:
         messages, reward, done, info = super().step(action)
-        wrong = [{"role": "tool", "content": "0]\n"}]
-        return wrong if random.random() < 0.2 else messages, reward, done, info
+        if crc32(f"{self.mood} {action}".encode()) % 5 == 0:
+            messages = [{"role": "tool", "content": "0]\n"}]
+        return messages, reward, done, info

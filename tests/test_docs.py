@@ -134,7 +134,7 @@ def readme_blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.judges import JudgePool
+    from tasks.judge_pool import JudgePool
 
     (example,) = readme_blocks("python")
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")

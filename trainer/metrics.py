@@ -64,11 +64,7 @@ class IterationMetrics:
     iteration: int = _metric("progress", "1", "Number of the iteration, from 1.")
     weight_version: int = _metric("progress", "1", "Weight version after the iteration's broadcast.")
     restarts: int = _metric("progress", "1", "Restarts of rollout actors since run start or resume.")
-    quarantined: int = _metric(
-        "progress",
-        "starts",
-        "Starts that could not be generated, since run start or resume.",
-    )
+    quarantined: int = _metric("progress", "starts", "Starts that could not be generated, since run start or resume.")
     dropped_episodes: int = _metric(
         "progress", "episodes", "Episodes whose environment failed or answered differently, since run start or resume."
     )

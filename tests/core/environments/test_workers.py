@@ -34,6 +34,14 @@ def answers(found: Workers, count: int, seconds: float = 60.0) -> dict[int, Answ
     return heard
 
 
+def wait_for_a_new_process(found: Workers) -> None:
+    """Until an environment that hangs has been ended with its process; nobody answers meanwhile."""
+    end = time.monotonic() + 60
+    while not found.replaced:
+        assert found.poll(0.2) == []
+        assert time.monotonic() < end
+
+
 def opened(found: Workers, count: int = 1) -> list[int]:
     numbers = [found.open(PROBLEM) for _ in range(count)]
     assert not any(answer.error for answer in answers(found, count).values())
@@ -157,10 +165,7 @@ def test_what_an_environment_raises_is_said_before_a_close_that_hangs() -> None:
         answers(found, 1)
         found.step(bad, "raise")
         assert "not a move" in answers(found, 1, seconds=2.0)[bad].error
-        end = time.monotonic() + 60
-        while not found.replaced:
-            assert found.poll(0.2) == []
-            assert time.monotonic() < end
+        wait_for_a_new_process(found)
         found.step(good, "a")
         assert answers(found, 1)[good].messages[0]["content"] == "step 1"
 
@@ -199,10 +204,7 @@ def test_a_close_that_hangs_is_ended() -> None:
         found.step(first, "close")
         answers(found, 1)
         found.end(first)
-        end = time.monotonic() + 60
-        while not found.replaced:
-            assert found.poll(0.2) == []
-            assert time.monotonic() < end
+        wait_for_a_new_process(found)
         found.step(second, "a")
         assert answers(found, 1)[second].messages[0]["content"] == "step 1"
 

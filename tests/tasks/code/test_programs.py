@@ -19,8 +19,8 @@ from tasks.code.outcomes import Boxes
 from tasks.code.programs import judge_program, limits_of, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
+from tasks.judge_pool import JudgePool
 from tasks.judge_probe import check_judges
-from tasks.judges import JudgePool
 from tasks.judging import start_judges
 from tasks.limits import TokenLimits
 from tasks.problems import Item, load_items

@@ -10,7 +10,7 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.judges import JudgePool
+from tasks.judge_pool import JudgePool
 from tasks.judging import start_judges
 from tasks.problems import Item
 from tasks.rewards.cases import Asks, Case

@@ -12,8 +12,8 @@ from core.errors import ConfigError, DataError
 from core.records import Episode, Finish, Start, Trajectory, Verdict
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
+from tasks.judge_pool import EpisodeJudge
 from tasks.judge_probe import check_judges
-from tasks.judges import EpisodeJudge
 from tasks.judging import start_judges
 from tasks.kinds import judged_by_model, rollout_settings
 from tasks.limits import TokenLimits

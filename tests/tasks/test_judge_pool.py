@@ -16,7 +16,7 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
 from tasks.code.sandbox import Limits, Program, Sandbox
-from tasks.judges import JudgePool, LocalJudge
+from tasks.judge_pool import JudgePool, LocalJudge
 from tasks.judging import start_judges
 
 SELF = "tests.tasks.verifiers"
