@@ -2,6 +2,7 @@
 bench.real page`: write bench/results/real.md from all results (PROTOCOL.md)."""
 
 import argparse
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from bench.real.plan import PARTS, THREADS, TUNING_SEED, Run, matrix, tuning_mat
 from bench.real.whole_page import write_page
 from bench.report import RESULTS
 from bench.runs import ROOT, commit, run_child
-from core.run_directory import read_jsonl
+from core.run_directory import RunDirectory, read_jsonl
 
 
 def arguments() -> argparse.Namespace:
@@ -48,7 +49,7 @@ def main() -> None:
     arms, part = given.arms or PARTS[given.part].arms, PARTS[given.part]
     tuning = read_jsonl(results / "tuning.jsonl") if part.tuned else []
     seeds = given.seeds or range(1, part.seeds + 1)
-    runs = tuning_matrix(given.part, arms) if given.tune else matrix(given.part, arms, seeds, tuning)
+    runs = tuning_matrix(given.part) if given.tune else matrix(given.part, arms, seeds, tuning)
     perform_all(runs, results, work, given.scale, dict(text.split("=", 1) for text in given.set))
 
 
@@ -65,29 +66,42 @@ def pending(runs: Sequence[Run], results: Path) -> list[Run]:
 
 
 def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, changes: dict[str, str]) -> None:
-    """Perform what is pending. A run that fails is named; the next start goes on from its checkpoint."""
+    """Perform what is pending. A run that fails is named; the next start goes on from its checkpoint. Two commands may
+    share the runs: each takes the next that nobody has."""
     left = pending(runs, results)
     print(f"{len(left)} of {len(runs)} runs to do; logs in {work / 'logs'}", flush=True)
     for run in left:
-        part, begun = PARTS[run.part], time.monotonic()
-        budget = part.budget // 2 if run.seed == TUNING_SEED else part.budget
-        about = {
-            "changes": changes,
-            "commit": commit(),
-            "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        }
-        order = {
-            "run": asdict(run),
-            "work": str(work),
-            "table": str(table_of(run, results).resolve()),
-            "scale": scale,
-            "budget": round(scale * budget),
-            "changes": changes,
-            "about": about,
-        }
-        run_child("bench.real.run", order, work / "logs" / f"{run.name}.log", threads=THREADS)
-        word = "FAILED" if pending([run], results) else "done"
-        print(f"{datetime.now():%H:%M:%S} {run.name}: {word} after {time.monotonic() - begun:.0f} s", flush=True)
+        place = RunDirectory(work / f"{run.name}.order")
+        place.path.mkdir(parents=True, exist_ok=True)
+        if place.locked():
+            continue
+        with place.lock():
+            if pending([run], results):
+                perform_one(run, results, work, scale, changes)
+        shutil.rmtree(place.path, ignore_errors=True)
+
+
+def perform_one(run: Run, results: Path, work: Path, scale: float, changes: dict[str, str]) -> None:
+    """Perform a run in a child process."""
+    part, begun = PARTS[run.part], time.monotonic()
+    budget = part.budget // 2 if run.seed == TUNING_SEED else part.budget
+    about = {
+        "changes": changes,
+        "commit": commit(),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    order = {
+        "run": asdict(run),
+        "work": str(work),
+        "table": str(table_of(run, results).resolve()),
+        "scale": scale,
+        "budget": round(scale * budget),
+        "changes": changes,
+        "about": about,
+    }
+    run_child("bench.real.run", order, work / "logs" / f"{run.name}.log", threads=THREADS)
+    word = "FAILED" if pending([run], results) else "done"
+    print(f"{datetime.now():%H:%M:%S} {run.name}: {word} after {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

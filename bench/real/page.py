@@ -18,7 +18,7 @@ from core.seeds import generator
 
 Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed index -> result
 NEVER = "no success from the root"
-IDLE = 1.0  # load of a machine that has nothing else to do
+IDLE = 2.0  # load of a machine that has nothing else to do: the run, and another one
 KINDS = ("own", "random", "best", "canonical")  # of restarts
 TITLES = {
     "own": "own success",

@@ -1,5 +1,5 @@
 """The parts of the experiment, their arms, and the configuration of one run (PROTOCOL.md). Invariant: two arms of a
-part differ in nothing but what `ARMS` names, and in their learning rate where it was tuned."""
+part differ in nothing but what `ARMS` names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +32,9 @@ ARMS: Mapping[str, Fields] = {
     "mbpp": {},
 }
 TUNING_SEED = 0
-THREADS = 2  # of engine and learner
-RATES = (1e-5, 2e-5)  # tried for every arm of a tuned part
+THREADS = 1  # of engine and learner: two runs at a time use two cores better than one run does
+RATES = (1e-5, 2e-5)  # tried in a tuned part
+TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
@@ -117,7 +118,7 @@ class Part:
     data: str = ""  # data set of its problems; empty: they are generated, or it is the arm's
     points: int = 2  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
-    tuned: bool = False  # whether learning rates are
+    tuned: bool = False  # whether the learning rate is
 
 
 FACTORS = ("neither", "imitation", "replay", "both")
@@ -151,14 +152,14 @@ class Run:
 
 
 def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:
-    """All runs of a part: every arm once before the next seed index, with its tuned rate."""
-    chosen = {arm: best_rate([row for row in tuning if row["run"]["arm"] == arm]) for arm in arms}
-    return [Run(part, arm, seed, chosen[arm]) for seed in seeds for arm in arms]
+    """All runs of a part: every arm once before the next seed index. All have the rate that was tuned for the part."""
+    rate = best_rate(tuning)
+    return [Run(part, arm, seed, rate) for seed in seeds for arm in arms]
 
 
-def tuning_matrix(part: str, arms: Sequence[str]) -> list[Run]:
-    """The tuning runs: as many for every arm."""
-    return [Run(part, arm, TUNING_SEED, rate) for rate in RATES for arm in arms]
+def tuning_matrix(part: str) -> list[Run]:
+    """The tuning runs."""
+    return [Run(part, TUNED, TUNING_SEED, rate) for rate in RATES]
 
 
 def best_rate(rows: Sequence[Result]) -> float | None:

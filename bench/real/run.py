@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bench.real.training import opened, train
 from bench.runs import append_line
 from core.config import Config
 from core.machine import this_machine
+from core.run_directory import read_jsonl
 from core.startup import set_environment
 from trainer.local import single_process
 
@@ -41,10 +42,17 @@ def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
     with opened(run, config) as (parts, resolved, directory):
         if run.part == "assay":
             return measure(parts, resolved, directory, order["scale"])
-        found = train(parts, resolved, directory, PARTS[run.part], order["budget"])
+        before = first_evaluation(read_jsonl(Path(order["table"])), run)
+        found = train(parts, resolved, directory, PARTS[run.part], order["budget"], before)
         if run.part == "hints":
             found["solved"] = solved(parts, resolved)
         return found
+
+
+def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:
+    """What another arm of the seed index measured before its training, in a list; empty if none did. It was the same
+    model, with the same draws."""
+    return [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row["evaluations"]][:1]
 
 
 def main(path: Path) -> None:

@@ -3,7 +3,7 @@ Invariant: a run that goes on from its checkpoint has the numbers that it would 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -69,10 +69,14 @@ class State:
         }
 
 
-def train(parts: Components, config: Config, directory: RunDirectory, part: Part, budget: int) -> Row:
-    """Train until the budget is used up, with evaluations at equal distances before, and one after."""
+def train(
+    parts: Components, config: Config, directory: RunDirectory, part: Part, budget: int, before: Sequence[Row] = ()
+) -> Row:
+    """Train until the budget is used up, with evaluations at equal distances before, and one after. `before`: the first
+    evaluation, if another arm made it of the same model."""
     settings, plan = build.iteration_settings(config), build.evaluation_plan(config)
     state, saved, held_out = begin(parts, directory), time.monotonic(), config.run.seed != TUNING_SEED
+    state.evaluations = state.evaluations or list(before)
     while state.used < budget:
         if held_out and state.used >= budget / part.points * len(state.evaluations):
             state.evaluations.append(evaluate(parts, plan, state))

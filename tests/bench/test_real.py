@@ -1,6 +1,7 @@
 """The pure parts of `bench.real`: statistics on numbers worked out by hand, splits, arms, and the rule of decision."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,15 @@ import numpy as np
 import pytest
 
 from bench.real import assay, page
+from bench.real.__main__ import perform_all
 from bench.real.page import arms_of, comparisons, with_interval
 from bench.real.plan import ARMS, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
+from bench.real.run import first_evaluation
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
 from bench.real.training import METRICS
 from core.plan import batch_plan
+from core.run_directory import RunDirectory
 from trainer.build import check_needs
 
 WORK = Path("runs/real")
@@ -120,13 +124,13 @@ def test_arms_differ_in_what_they_name() -> None:
     assert configuration(Run("assay", "mbpp", 1), WORK, "", {}).task.name == "mbpp"
 
 
-def test_every_arm_is_tuned_with_as_many_runs_and_its_best_rate_is_used() -> None:
-    runs = tuning_matrix("sums", PARTS["sums"].arms)
-    assert len(runs) == len(RATES) * len(PARTS["sums"].arms)
+def test_the_baseline_alone_is_tuned_and_all_arms_have_its_rate() -> None:
+    runs = tuning_matrix("sums")
+    assert {(run.arm, run.rate) for run in runs} == {("neither", rate) for rate in RATES}
     assert len({run.name for run in runs}) == len(runs)
 
     def _tried(rate: float, root: list[float]) -> dict[str, Any]:
-        return {"run": {"arm": "both", "rate": rate}, "iterations": {"root_success": root}}
+        return {"run": {"arm": "neither", "rate": rate}, "iterations": {"root_success": root}}
 
     # the last third is the last two of six
     found = [
@@ -135,7 +139,30 @@ def test_every_arm_is_tuned_with_as_many_runs_and_its_best_rate_is_used() -> Non
     ]
     assert best_rate(found) == 1e-5  # as good as 2e-5, and smaller
     assert best_rate(found[:1]) is None
-    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [1e-5, None]
+    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [1e-5, 1e-5]
+
+
+def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
+    table = [result("both", 1, 0.5), result("both", 2, 0.25)]
+    table[0]["evaluations"][0]["pass@1"] = 0.125
+    assert first_evaluation(table, Run("main", "imitation", 1)) == [{"pass@1": 0.125}]
+    assert first_evaluation(table, Run("main", "imitation", 3)) == []
+
+
+def test_a_run_that_another_command_performs_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    performed = list[str]()
+    monkeypatch.setattr("bench.real.__main__.run_child", lambda _, order, *__, **___: performed.append(order["run"]))
+    runs = [Run("sums", "both", 1), Run("sums", "replay", 1)]
+    taken = RunDirectory(tmp_path / f"{runs[0].name}.order")
+    taken.path.mkdir()
+    with taken.lock():
+        perform_all(runs, tmp_path / "results", tmp_path, 1.0, {})
+    assert performed == [asdict(runs[1])]
+    assert "sums-replay-1: FAILED" in capsys.readouterr().out  # no result appeared
+    perform_all(runs, tmp_path / "results", tmp_path, 1.0, {})
+    assert performed[1] == asdict(runs[0])
 
 
 def result(arm: str, seed: int, success: float) -> dict[str, Any]:
