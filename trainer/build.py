@@ -58,6 +58,7 @@ def iteration_settings(config: Config) -> IterationSettings:
     from learner.shaping import whole_reward
 
     plan, (_, ranking) = batch_plan(config), _methods(config)
+    values_count = plan.replayed_starts > 0 and ranking.values != "unused" and critic(config) != "none"
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -74,7 +75,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         exclude_wrong=config.replay.exclude_wrong,
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        refresh_states=config.replay.refresh if ranking.values != "unused" and critic(config) != "none" else 0,
+        refresh_states=config.replay.refresh if values_count else 0,
         refresh_while_generating=not config.rollout.sleep,
     )
 

@@ -169,3 +169,5 @@ def test_an_iteration_without_any_verdict_is_refused_before_the_update(
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
     config = override(Config(), ["--replay.ranking", ranking, "--replay.refresh", "64"])
     assert build.iteration_settings(config).refresh_states == renewed
+    without_replay = override(config, ["--replay.ratio", "0"])
+    assert build.iteration_settings(without_replay).refresh_states == 0
