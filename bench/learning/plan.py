@@ -186,12 +186,13 @@ class Setting:
         return {"learner.schedule": "linear", "run.iterations": self.falling[arm]} if arm in self.falling else {}
 
 
-def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
-    """`Setting.falling`: a number for arms with our batch and KL and nothing to replay, one for those that replay."""
-    alone = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "grpo_kl", "oversampling_kl")
+def falling(rooted: int, replaying: int, **others: int) -> Mapping[str, int]:
+    """`Setting.falling`: one number for arms with our batch and KL that replay nothing, or imitate, or both; and one for
+    those that replay alone."""
+    one = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "learnability_imitating", "grpo_kl")
     return {
-        **dict.fromkeys(alone, without),
-        **dict.fromkeys((*REPLAYING, "learnability_imitating"), replaying),
+        **dict.fromkeys((*one, "epochs", "raft", "oversampling_kl"), rooted),
+        **dict.fromkeys(REPLAYING, replaying),
         **others,
     }
 
