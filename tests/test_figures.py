@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bench.learning.page import best_baseline, ratio_to
+from bench.learning.page import best_baseline, measures, ratio_to
 from bench.learning.plan import ARMS
 from bench.learning.results import Arms, Setting, read_results, success_before
 from bench.learning.statistics import Interval, mean_over_seeds
@@ -30,21 +30,28 @@ def text_of(name: str) -> str:
 
 
 @cache
-def runs() -> dict[Setting, Arms]:
-    return dict(read_results(RESULTS / "learning"))
+def runs(folder: str) -> dict[Setting, Arms]:
+    """The runs of the experiment, or those of changed code in a folder of their own."""
+    return dict(read_results(RESULTS / "learning" / folder))
 
 
 @cache
-def measured() -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / "learning.json").read_text("utf-8"))["measures"]
-    return record
+def measured(folder: str, setting: Setting, arm: str) -> dict[str, Interval]:
+    if not folder:
+        record = json.loads((RESULTS / "learning.json").read_text("utf-8"))["measures"][", ".join(setting)][arm]
+        for one in record.values():
+            one.update({end: math.inf for end in ("value", "low", "high") if one[end] is None})
+        return {name: Interval(**one) for name, one in record.items()}
+    seeds = runs(folder)[setting][arm]
+    return measures([seeds[seed] for seed in sorted(seeds)])
 
 
 @cache
-def expected(setting: Setting, column: str, row_arm: str) -> Interval | None:
-    """What a column says of an arm: `final success ARM`, `root`, or a ratio of tokens to a level, `0.5 ARM/ARM`. `best`
-    is the arm without replay and imitation that ends highest, and for tokens the one with the largest area."""
-    arms = runs()[setting]
+def expected(folder: str, setting: Setting, column: str, row_arm: str) -> Interval | None:
+    """What a column says of an arm: a measure such as `final success ARM`, `root`, or a ratio of tokens to a level,
+    `0.5 ARM/ARM`. `best` is the arm without replay and imitation that ends highest, and for tokens the one with the
+    largest area."""
+    arms = runs(folder)[setting]
     if column == "root":
         return mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
     ratio = re.fullmatch(r"([\d.]+) (\w*)/(\w+)", column)
@@ -55,9 +62,8 @@ def expected(setting: Setting, column: str, row_arm: str) -> Interval | None:
     measure, _, arm = column.rpartition(" ")
     if arm not in {*ARMS, "best"}:
         measure, arm = column, row_arm
-    found = measured()[", ".join(setting)][best_baseline(arms, measure) if arm == "best" else arm][measure]
-    value, low, high = (math.inf if found[end] is None else found[end] for end in ("value", "low", "high"))
-    return Interval(value, low, high, found["seeds"])
+    own = best_baseline(arms, measure) if arm == "best" else arm
+    return measured(folder, setting, str(own))[measure]
 
 
 def shown(value: float, like: str) -> str:
@@ -80,6 +86,7 @@ def differs(cell: str, found: Interval | None) -> bool:
 class Cell(NamedTuple):
     """A cell of a table whose marker says what each row and column is."""
 
+    folder: str
     setting: Setting
     arm: str
     column: str
@@ -94,13 +101,14 @@ def cells(page: str) -> Iterator[Cell]:
         for row, line in zip(rows, lines, strict=True):
             for column, text in zip(columns, line, strict=True) if row != "-" else ():
                 task, hardness = fields.get("setting", row).split()
+                arm = row if "setting" in fields else ""
                 if column != "-":
-                    yield Cell((task, hardness), row if "setting" in fields else "", column, text)
+                    yield Cell(fields.get("folder", ""), (task, hardness), arm, column, text)
 
 
 @BY_PAGE
 def test_tables_say_what_the_runs_of_the_experiment_say(page: Path) -> None:
-    found = [(cell, expected(cell.setting, cell.column, cell.arm)) for cell in cells(page.read_text("utf-8"))]
+    found = [(cell, expected(*cell[:2], cell.column, cell.arm)) for cell in cells(page.read_text("utf-8"))]
     assert [(cell, value) for cell, value in found if differs(cell.text, value)] == []
 
 
@@ -132,8 +140,8 @@ def test_figures_of_benchmarks_are_those_of_their_results(name: str) -> None:
     figure = FIGURES[name]
     if "tokens" in figure:
         column = f"0.5 {figure['tokens']}/{figure['to']}"
-        settings = [setting for setting in runs() if setting[0] in ("rule", "stories", "lock")]
-        found = [expected(setting, column, "") for setting in settings if setting[1] in figure["hardness"]]
+        settings = [setting for setting in runs("") if setting[0] in ("rule", "stories", "lock")]
+        found = [expected("", setting, column, "") for setting in settings if setting[1] in figure["hardness"]]
         values = [one.value for one in found if one and 0 < one.value < math.inf]
     else:
         checks = json.loads((RESULTS / f"{figure['benchmark']}.json").read_text("utf-8"))["checks"]
