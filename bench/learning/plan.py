@@ -187,7 +187,7 @@ class Setting:
 
 
 def falling(rooted: int, replaying: int, **others: int) -> Mapping[str, int]:
-    """`Setting.falling`: one number for arms with our batch and KL that replay nothing, or imitate, or both; and one for
+    """`Setting.falling`: one number for arms with our batch that replay nothing, or imitate, or do both; and one for
     those that replay alone."""
     one = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "learnability_imitating", "grpo_kl")
     return {

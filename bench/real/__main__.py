@@ -5,14 +5,16 @@ import argparse
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from bench.real.plan import PARTS, THREADS, TUNING_SEED, Run, matrix, tuning_matrix
+from bench.real.plan import PARTS, THREADS, TUNED, TUNING_SEED, Run, matrix, tuning_matrix
 from bench.real.whole_page import write_page
 from bench.report import RESULTS
 from bench.runs import ROOT, commit, run_child
+from core.errors import ConfigError
 from core.run_directory import RunDirectory, read_jsonl
 
 
@@ -32,7 +34,7 @@ def arguments() -> argparse.Namespace:
         part = PARTS[given.part]
         if unknown := [arm for arm in given.arms or () if arm not in part.arms]:
             parser.error(f"--arms {unknown[0]}: {given.part} has the arms {', '.join(part.arms)}")
-        if given.tune and not part.tuned:
+        if given.tune and not (part.tuned and TUNED in part.arms):
             parser.error(f"--tune: nothing is tuned in {given.part}")
     return given
 
@@ -73,12 +75,10 @@ def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, ch
     for run in left:
         place = RunDirectory(work / f"{run.name}.order")
         place.path.mkdir(parents=True, exist_ok=True)
-        if place.locked():
-            continue
-        with place.lock():
+        with suppress(ConfigError), place.lock():  # another command performs it
             if pending([run], results):
                 perform_one(run, results, work, scale, changes)
-        shutil.rmtree(place.path, ignore_errors=True)
+            shutil.rmtree(place.path)
 
 
 def perform_one(run: Run, results: Path, work: Path, scale: float, changes: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from trainer.records import Components
 from trainer.starts import fresh_starts
 
 FEW = 2  # passes
-SAMPLES = 4  # of each training problem at the end
+SAMPLES = 16  # of each training problem at the end
 Row = dict[str, Any]
 
 
@@ -66,7 +66,7 @@ def solved(parts: Components, config: Config) -> list[int]:
 def supervised(run: Run, work: Path, warm: str, order: Mapping[str, Any]) -> Row:
     """The measures of the arm `loss`: the model before, after `FEW` passes, and at equal trained tokens."""
     prefix = result_of(Path(order["table"]), "prefix", run.seed)
-    trained, passes, each = sum(prefix["iterations"]["trained_tokens"]), FEW, 0
+    trained, passes, each, seconds = sum(prefix["iterations"]["trained_tokens"]), FEW, 0, 0.0
     evaluations: list[Row] = [prefix["evaluations"][0]]  # of the same model on the same problems
     for last in (False, True):
         name = f"{run.name}-{passes}"
@@ -76,6 +76,7 @@ def supervised(run: Run, work: Path, warm: str, order: Mapping[str, Any]) -> Row
             each = tokens_of(parts.task.train)
             row = evaluate(parts, build.evaluation_plan(resolved), State())
             evaluations.append(row | {"passes": passes, "trained": passes * each, "solved": solved(parts, resolved)})
+        seconds = read_jsonl(work / name / "metrics.jsonl")[-1]["seconds"]
         shutil.rmtree(work / name)
         shutil.rmtree(work / run.name)
         passes = passes if last else passes_for(trained, each)
@@ -84,6 +85,6 @@ def supervised(run: Run, work: Path, warm: str, order: Mapping[str, Any]) -> Row
         "generated": 0,
         "diverged": False,
         "evaluations": evaluations,
-        "iterations": {"trained_tokens": [passes * each]},
+        "iterations": {"trained_tokens": [passes * each], "total_seconds": [seconds]},
         "solved": evaluations[-1]["solved"],
     }

@@ -57,6 +57,7 @@ MAIN_FIELDS: Fields = {
     "replay.imitated": 16,
 }
 MBPP_FIELDS: Fields = {"rollout.max_response_tokens": 256, "task.code.program_seconds": 5.0}
+SUMS_FIELDS: Fields = {"task.eval_problems": 200}
 CODE_FIELDS: Fields = {
     **MBPP_FIELDS,
     "task.problems": "auto",
@@ -121,13 +122,13 @@ class Part:
     tuned: bool = False  # whether the learning rate is
 
 
-FACTORS = ("neither", "imitation", "replay", "both")
+FACTORS = ("both", "imitation", "neither", "replay")
 GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
-    "main": Part("gsm8k_smollm2", FACTORS, 4, MAIN_FIELDS, 160_000, data="gsm8k", last_samples=8),
-    "sums": Part("demo", (*FACTORS, "grpo"), 6, {"task.eval_problems": 200}, 45_000, tuned=True),
-    "epochs": Part("gsm8k_smollm2", ("epochs",), 4, MAIN_FIELDS, 160_000, data="gsm8k", last_samples=8),
+    "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
+    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 45_000, tuned=True),
+    "epochs": Part("demo", ("epochs",), 6, SUMS_FIELDS, 45_000, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
     "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
@@ -186,6 +187,11 @@ def data_folder(run: Run, work: Path) -> Path:
     return work / "data" / f"{data_of(run)}-{run.seed}"
 
 
+def held_out_file(run: Run) -> str:
+    """Its name in the folder of the seed index: parts on MBPP hold out different rows."""
+    return f"{run.part}_held_out.jsonl"
+
+
 def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
     """The configuration of a run. `work`: folder of the splits, warm starts and runs; `model`: what it starts from,
     or empty for the recipe's. Raises ConfigError."""
@@ -196,7 +202,7 @@ def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
         fields = {**ASSAY_FIELDS, **(MBPP_FIELDS if run.arm == "mbpp" else GSM8K_FIELDS)}
     if data_of(run):
         data = data_folder(run, work)
-        fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / "held_out.jsonl"}
+        fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / held_out_file(run)}
     fields |= {"model.path": model} if model else {}
     fields |= {"learner.policy_lr": run.rate} if run.rate else {}
     fixed = {
@@ -205,6 +211,8 @@ def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
         "run.iterations": 10_000,  # the budget of tokens ends a run
         "model.dtype": "float32",
         "evaluation.samples": 4,
+        "rollout.threads": THREADS,
+        "learner.threads": THREADS,
         "cluster.device": "cpu",
     }
     return changed(load_config(ROOT / "configs" / f"{recipe}.yaml"), {**fields, **fixed, **changes})

@@ -21,6 +21,7 @@ from bench.real.splits import warm_start, write_splits
 from bench.real.training import opened, train
 from bench.runs import append_line
 from core.config import Config
+from core.errors import ConfigError
 from core.machine import this_machine
 from core.run_directory import read_jsonl
 from core.startup import set_environment
@@ -60,27 +61,43 @@ def main(path: Path) -> None:
     set_environment()
     order = json.loads(path.read_text(encoding="utf-8"))
     run, work, begun = Run(**order["run"]), Path(order["work"]), time.monotonic()
-    load, won = os.getloadavg()[0], list[int]()
+    won = list[int]()
     if run.part == "hints":
         won = successes(Path(order["table"]).parent, run.seed)
     write_splits(run, work, order["scale"], won)
     model = warm_start(run, work)
-    started = time.monotonic()
+    digest = _digest(Path(model) / "model.safetensors") if model else ""
+    check_model(read_jsonl(Path(order["table"])), run, digest)
+    started, starts = time.monotonic(), work / "logs" / f"{run.name}.starts.jsonl"
+    label = {"machine": machine_label(), "commit": order["about"]["commit"], "load": os.getloadavg()[0]}
+    append_line(starts, label)
     config = single_process(configuration(run, work, model, order["changes"]))
     if data_of(run) == "mbpp":  # programs are judged in processes of their own also here
         config = config.model_copy(update={"task": config.task.model_copy(update={"judge_workers": 2})})
     found = supervised(run, work, model, order) if run.arm == "loss" else perform(run, config, order)
     about = {
         **order["about"],
-        "machine": machine_label(),
-        "load": [load, os.getloadavg()[0]],
-        "model": _digest(Path(model) / "model.safetensors") if model else "",
+        "machine": label["machine"],
+        "load": [label["load"], os.getloadavg()[0]],
+        "starts": read_jsonl(starts),
+        "model": digest,
         "rate": config.learner.policy_lr,
         "warm_seconds": started - begun,
         "all_seconds": time.monotonic() - started,
     }
     append_line(Path(order["table"]), plain({"run": order["run"], **about, **found}))
+    starts.unlink()
     shutil.rmtree(work / run.name, ignore_errors=True)  # checkpoints of 2 GB
+
+
+def check_model(table: Sequence[Row], run: Run, digest: str) -> None:
+    """Raises ConfigError if another arm of the seed index began from another file."""
+    for row in table:
+        if row["run"]["seed"] == run.seed and data_of(Run(**row["run"])) == data_of(run) and row["model"] != digest:
+            raise ConfigError(
+                f"{run.name}: its warm start has the digest {digest}, that of {Run(**row['run']).name} has "
+                f"{row['model']}; all arms of a seed index begin from one file, on one kind of machine"
+            )
 
 
 def _digest(file: Path) -> str:

@@ -1,6 +1,7 @@
 """Which rows of GSM8K and MBPP a seed index samples, trains on, warms up on and holds out (PROTOCOL.md, Splits), and
 its warm start. Invariant: no row has two of these uses, but that P1 trains on the first rows of the assay."""
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.models import DATA, ROOT
-from bench.real.plan import TUNING_SEED, Fields, Run, data_folder, data_of
+from bench.real.plan import TUNING_SEED, Fields, Run, data_folder, data_of, held_out_file
+from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.sources import Row, load_rows
 
-ASSAY, MAIN, WARM, HELD_OUT, MBPP = 300, 192, 1000, 326, 200
+ASSAY, MAIN, HINTS, WARM, HELD_OUT, MBPP = 300, 192, 48, 1000, 326, 200
 LINES = 2  # of a canonical solution before its answer
 USUAL_TEST = range(11, 511)  # task ids of MBPP
 
@@ -68,25 +70,20 @@ def write_splits(run: Run, work: Path, scale: float = 1.0, won: Sequence[int] = 
     if data_of(run) == "mbpp":
         known = load_rows(str(DATA / "mbpp" / "mbpp.jsonl"), "train")
         problems, others = split_mbpp(known, run.seed)
-        files = {
-            "assay": problems,
-            "code": problems,
-            "held_out": others if run.part == "assay" else held_out_mbpp(known),
-        }
+        files = {run.part: problems, f"{run.part}_held_out": others if run.part == "assay" else held_out_mbpp(known)}
     else:
         split = split_gsm8k(load_rows(str(DATA / "gsm8k" / "train.jsonl"), "train"), run.seed)
         test = [row for row in load_rows(str(DATA / "gsm8k" / "test.jsonl"), "train") if lines_of(row) == LINES]
-        main = split.assay[:MAIN]
-        files = {"assay": split.assay, "main": main, "epochs": main, "held_out": split.held_out or test}
-        files["warm"] = split.warm
+        files = {"assay": split.assay, "main": split.assay[:MAIN], "warm": split.warm}
+        files[f"{run.part}_held_out"] = split.held_out or test
         if won:
             tried = split.assay[: _kept(ASSAY, scale)]
-            files["hints"] = [row for row, count in zip(tried, won, strict=True) if count == 0]
+            files["hints"] = [row for row, count in zip(tried, won, strict=True) if count == 0][:HINTS]
     folder = data_folder(run, work)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         kept = rows if name == "hints" else rows[: _kept(len(rows), scale)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_atomically(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _kept(count: int, scale: float) -> int:
@@ -100,10 +97,13 @@ def warm_start(run: Run, work: Path) -> str:
 
 def fine_tuned(run: Run, work: Path, name: str, rows: str, more: Fields) -> str:
     """The folder of the model that `launch.py sft` makes of the rows of this file of the seed index, made if need be.
-    `more`: other fields."""
+    `more`: other fields. Waits for a command that makes it."""
     place, data = work / name, data_folder(run, work)
     policy = place / "policy"
-    if not policy.is_dir():  # it appears when it is complete
+    with (work / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if policy.is_dir():  # it appears when it is complete
+            return str(policy)
         shutil.rmtree(place, ignore_errors=True)
         command = [sys.executable, "launch.py", "sft", "--config", "configs/gsm8k_smollm2.yaml"]
         options = {
@@ -113,7 +113,7 @@ def fine_tuned(run: Run, work: Path, name: str, rows: str, more: Fields) -> str:
             "model.dtype": "float32",
             "task.path": data / f"{rows}.jsonl",
             "task.problems": "auto",
-            "task.eval_path": data / "held_out.jsonl",
+            "task.eval_path": data / held_out_file(run),
             "task.eval_problems": 32,
             "cluster.address": "local",
             **more,

@@ -42,12 +42,12 @@ class State:
     evaluations: list[Row] = field(default_factory=list)
     iterations: list[Row] = field(default_factory=list)
 
-    def add(self, result: IterationResult, metrics: IterationMetrics, unit: str) -> None:
-        """Note an iteration. Trained tokens are all that the learner read: prompt, prefix and continuation. `unit`: the
-        metric that uses up the budget."""
+    def add(self, result: IterationResult, metrics: IterationMetrics, unit: str, epochs: int) -> None:
+        """Note an iteration. Trained tokens are all that the learner read in so many epochs: prompt, prefix and
+        continuation. `unit`: the metric that uses up the budget."""
         scored = [*result.scored, *(item.scored for item in result.imitated)]
         row: Row = {name: getattr(metrics, name) for name in METRICS}
-        row["trained_tokens"] = sum(item.trajectory.sequence_ids.size for item in scored)
+        row["trained_tokens"] = epochs * sum(item.trajectory.sequence_ids.size for item in scored)
         row["replayed_learnability"] = learnability(outcomes(result.scored, True))
         self.iterations.append(row | {f"{name}_seconds": value for name, value in asdict(metrics.seconds).items()})
         self.generated = metrics.total_tokens
@@ -81,7 +81,8 @@ def train(
         if held_out and state.used >= budget / part.points * len(state.evaluations):
             state.evaluations.append(evaluate(parts, plan, state))
         try:
-            state.add(*step(parts, settings, len(state.iterations) + 1, state.generated), part.unit)
+            found = step(parts, settings, len(state.iterations) + 1, state.generated)
+            state.add(*found, part.unit, config.learner.epochs)
         except DivergenceError as error:
             print(error, flush=True)
             state.diverged = True

@@ -21,6 +21,7 @@ from bench.real.page import (
     comparisons,
     draw,
     final,
+    planned,
     seconds,
     speed_table,
     warnings,
@@ -53,7 +54,7 @@ def of_tokens(part: str, found: Parts, folder: Path) -> Section:
     """A part whose arms are compared at equal generated tokens."""
     arms, plot = found[part], folder / f"{part}.png"
     draw(arms, plot)
-    table, checks = comparisons(part, arms, found["main"] if part == "epochs" else {})
+    table, checks = comparisons(part, arms, found["sums"] if part == "epochs" else {})
     lines = [f"![curves]({folder.name}/{plot.name})", "", *warnings(arms), *table, *arm_table(arms, MEASURES)]
     lines += ["Means over the iterations of a run:", "", *arm_table(arms, MORE_MEASURES), *speed_table(arms)]
     return lines, checks
@@ -70,7 +71,7 @@ OF_HINTS: Sequence[Measure] = (
     ("at the end, %", final, 100, 1),
     ("its training problems, %", lambda one: share(one["solved"]), 100, 1),
     ("trained tokens, k", lambda one: float(sum(one["iterations"]["trained_tokens"])), 1e-3, 0),
-    ("minutes, evaluations included", lambda one: one["all_seconds"], 1 / 60, 0),
+    ("minutes of training", lambda one: float(sum(one["iterations"]["total_seconds"])), 1 / 60, 0),
 )
 
 
@@ -89,7 +90,7 @@ def of_hints(part: str, found: Parts, folder: Path) -> Section:  # noqa: ARG001
     gains = [final(arms["prefix"][seed]) - best_after_loss(arms["loss"][seed]) for seed in seeds]
     each = ", ".join(f"{100 * gain:.1f}" for gain in gains)
     decision = "recommended" if min(gains) >= WORTH else "not recommended"
-    told = decision if len(seeds) >= PARTS[part].seeds else "undecided: runs are missing"
+    told = decision if planned(part) <= set(seeds) else "undecided: runs are missing"
     lines += [f"`prefix` less the better of the two of `loss`, points by seed index: {each}.", ""]
     lines += [f"Replay of hints: {told}.", ""]
     return lines, [check("hints: least gain of prefix over loss, pass@1", 100 * min(gains), "points")]

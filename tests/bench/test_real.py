@@ -12,10 +12,11 @@ from bench.real import assay, page
 from bench.real.__main__ import perform_all
 from bench.real.page import arms_of, comparisons, with_interval
 from bench.real.plan import ARMS, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
-from bench.real.run import first_evaluation
+from bench.real.run import check_model, first_evaluation
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
 from bench.real.training import METRICS
+from core.errors import ConfigError
 from core.plan import batch_plan
 from core.run_directory import RunDirectory
 from trainer.build import check_needs
@@ -149,10 +150,18 @@ def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
     assert first_evaluation(table, Run("main", "imitation", 3)) == []
 
 
+def test_arms_of_a_seed_index_begin_from_one_file() -> None:
+    table = [{"run": asdict(Run("main", "both", 1)), "model": "abc"}]
+    check_model(table, Run("main", "imitation", 1), "abc")
+    check_model(table, Run("main", "imitation", 2), "def")
+    with pytest.raises(ConfigError, match="main-imitation-1: its warm start has the digest def, that of main-both-1"):
+        check_model(table, Run("main", "imitation", 1), "def")
+
+
 def test_a_run_that_another_command_performs_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    performed = list[str]()
+    performed = list[dict[str, Any]]()
     monkeypatch.setattr("bench.real.__main__.run_child", lambda _, order, *__, **___: performed.append(order["run"]))
     runs = [Run("sums", "both", 1), Run("sums", "replay", 1)]
     taken = RunDirectory(tmp_path / f"{runs[0].name}.order")
@@ -183,6 +192,22 @@ def test_a_decision_waits_for_all_planned_runs() -> None:
     assert check.value == pytest.approx(5.1)
     lines, _ = comparisons("main", arms_of(table[:-1]), {})
     assert "runs are missing" in lines[2]
+    other = [result(row["run"]["arm"], 5, 0.1) if row["run"]["seed"] == 4 else row for row in table]
+    lines, _ = comparisons("main", arms_of(other), {})  # four, but not those that are planned
+    assert "runs are missing" in lines[2]
+
+
+def test_nothing_is_decided_where_nothing_was_learnt() -> None:
+    """Near the floor every interval lies within 2 points of 0."""
+    table = [result(arm, seed, 0.02 + 0.001 * seed) for arm in ("both", "imitation") for seed in range(1, 5)]
+    lines, _ = comparisons("main", arms_of(table), {})
+    assert lines[2].endswith("| none: all runs end below 6 % |")
+    table[0]["evaluations"][1]["pass@1"] = 0.06
+    lines, _ = comparisons("main", arms_of(table), {})
+    assert "none" not in lines[2]
+
+
+def test_formatting_of_one_seed() -> None:
     assert with_interval(difference([0.5], [0.0]), 100) == "50.0 (one seed)"
 
 

@@ -97,9 +97,9 @@ def test_a_budget_is_used_up_in_its_unit() -> None:
     state = State(generated=100, used=40)
     metrics = iteration(1)
     empty: Any = type("Result", (), {"scored": (), "imitated": ()})()
-    state.add(empty, metrics, "generated_tokens")
+    state.add(empty, metrics, "generated_tokens", 1)
     assert (state.used, state.generated) == (40 + metrics.generated_tokens, metrics.total_tokens)
-    state.add(empty, metrics, "environment_steps")
+    state.add(empty, metrics, "environment_steps", 1)
     assert state.used == 40 + metrics.generated_tokens + metrics.environment_steps
     assert state.sum_of("generated_tokens") == 2 * metrics.generated_tokens
     assert {PARTS[part].unit for part in ("game", "slow", "saved")} == {"environment_steps"}
@@ -154,9 +154,8 @@ def hinted(arm: str, seed: int, *success: float) -> dict[str, Any]:
     return {
         **played(arm, seed, *success),
         "run": {"part": "hints", "arm": arm, "seed": seed},
-        "iterations": {"trained_tokens": [300_000]},
+        "iterations": {"trained_tokens": [300_000], "total_seconds": [600.0]},
         "solved": [30, 120],
-        "all_seconds": 600.0,
     }
 
 
