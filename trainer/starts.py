@@ -28,6 +28,7 @@ from core.records import (
     Verdict,
 )
 from core.seeds import derive
+from replay.rankings.base import CERTAIN
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
@@ -132,8 +133,8 @@ def cut_trajectories(
 ) -> list[CutTrajectory]:
     """The states that the trajectories pass through, with the critic's values.
 
-    A trajectory without a state is included, because its outcome counts for its problem. States without a finite value
-    and trajectories without a finite reward are left out.
+    A trajectory without a state is included, because its outcome counts for its problem. States without a finite value,
+    states after which nothing is decided (`undecided`), and trajectories without a finite reward are left out.
 
     `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, behind
     a replayed prefix of K tokens. `boundaries`: response tokens [R] -> lengths at which a step ends. Those inside the
@@ -157,6 +158,9 @@ def cut_trajectories(
         if budget is not None and item.trajectory.finish.truncated:
             lengths = lengths[lengths <= (1.0 - ROOM) * budget]
         lengths = lengths[np.isfinite(known[lengths - depth])]
+        kind = provenance(item)
+        if kind is not Provenance.CANONICAL:
+            lengths = undecided(item.trajectory, lengths)
         wrong: bool | None = False
         if is_wrong is not None:
             wrong, lengths = before_error(item.trajectory, lengths, is_wrong)
@@ -166,7 +170,7 @@ def cut_trajectories(
                 response_ids=item.trajectory.response_ids,
                 lengths=lengths,
                 values=known[lengths - depth],
-                provenance=provenance(item),
+                provenance=kind,
                 reward=item.reward,
                 version=version,
                 parent=start.state_key,
@@ -200,6 +204,21 @@ def decided_share(trajectory: Trajectory) -> FloatArray:
     known = prefix / (prefix + trajectory.tokens.size)
     share: FloatArray = (known + (1.0 - known) * before / decisions.sum()).astype(np.float32)
     return share
+
+
+def undecided(trajectory: Trajectory, lengths: IntArray) -> IntArray:
+    """The lengths of those states from which the policy may well go on in another way than it did. It repeats the rest
+    of its response with the probability of its tokens; where that is above `CERTAIN` all continuations end as this one
+    did, in success or in failure, so a group of them teaches nothing.
+
+    >>> start = Start("1.f0", "p", EMPTY, EMPTY, 1, 0)
+    >>> log_p, tokens = np.array([-1.0, -0.06, -0.04, 0.0], np.float32), np.zeros(4, np.int32)
+    >>> found = Trajectory(start, 0, tokens, log_p, tokens, Finish.STOP)
+    >>> undecided(found, np.array([1, 2, 3])).tolist()  # the rest has a probability of 0.90, 0.96 and 1
+    [1]
+    """
+    rest = np.cumsum(trajectory.logprobs[::-1], dtype=np.float64)[::-1]  # [C] log probability from each token on
+    return lengths[rest[lengths - trajectory.start.prefix_ids.size] <= math.log(CERTAIN)]
 
 
 def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -> tuple[bool | None, IntArray]:

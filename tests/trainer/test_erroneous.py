@@ -41,8 +41,8 @@ def rollouts(task: Task, *texts: str) -> list[Judged]:
     start, made = fresh_starts(task.train[:1], len(texts), 0, 1)[0], []
     for sample, text in enumerate(texts):
         tokens = np.array([*task.tokenizer(text)["input_ids"], task.tokenizer.eos_token_id], np.int32)
-        zeros = np.zeros(tokens.size, np.int32)
-        made.append(Trajectory(start, sample, tokens, zeros.astype(np.float32), zeros, Finish.STOP))
+        log_p, zeros = np.full(tokens.size, -0.1, np.float32), np.zeros(tokens.size, np.int32)
+        made.append(Trajectory(start, sample, tokens, log_p, zeros, Finish.STOP))
     return task.judge(made)
 
 

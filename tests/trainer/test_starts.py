@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 
 from core.records import (
     Episode,
@@ -45,9 +46,9 @@ STATE = ReplayedState(77, "p", ids(5, 6, 7), 0.5, Provenance.OWN_FAILED, 3)
 
 
 def judged(start: Start, tokens: IntArray, correct: bool, sample: int = 0) -> Judged:
-    trajectory = Trajectory(
-        start, sample, tokens, np.zeros(tokens.size, np.float32), np.full(tokens.size, 4, np.int32), Finish.STOP
-    )
+    """A rollout of which every token had a probability of 0.9."""
+    log_p, versions = np.full(tokens.size, math.log(0.9), np.float32), np.full(tokens.size, 4, np.int32)
+    trajectory = Trajectory(start, sample, tokens, log_p, versions, Finish.STOP)
     return Judged(trajectory, Verdict(float(correct), correct))
 
 
@@ -224,6 +225,19 @@ def test_states_after_an_error_are_left_out_and_the_success_is_lucky() -> None:
     found = [(one.lengths.tolist(), one.lucky) for one in cut(is_wrong=wrong_from_9)]
     assert found == [([1, 2], True), ([1, 2], False), ([1, 2, 3], False), ([1, 2], False)]
     assert [len(one.lengths) for one in cut()] == [3, 3, 3, 2]
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_states_after_which_nothing_is_decided_are_left_out(correct: bool) -> None:
+    """Behind a prefix of three tokens. The rest has a probability of 0.94 after the first, 0.96 after the second."""
+    state = replayed_starts([STATE], {"p": PROBLEM}, 1, 0, 1)[0]
+    plain = judged(state, ids(8, 9, 10, 11), correct)
+    log_p = np.log(np.array([0.5, 0.94 / 0.96, 0.96, 1.0], np.float32))
+    item = replace(plain, trajectory=replace(plain.trajectory, logprobs=log_p))
+    cut = partial(cut_trajectories, values=[np.zeros(4, np.float32)], boundaries=lambda _: ids(4, 5, 6), version=1)
+    assert cut([item])[0].lengths.tolist() == [4]
+    given = cut([item], provenance=lambda _: Provenance.CANONICAL)[0]  # nobody knows what the policy says of it
+    assert given.lengths.tolist() == [4, 5, 6]
 
 
 def test_what_is_not_finite_is_not_offered() -> None:

@@ -45,8 +45,8 @@ class Loop:
 
     def rollout(self, start: Start, correct: bool) -> Judged:
         tokens = self.rng.integers(0, 1000, self.size - start.prefix_ids.size).astype(np.int32)
-        nothing, versions = np.zeros(tokens.size, np.float32), np.full(tokens.size, self.version, np.int32)
-        return Judged(Trajectory(start, 0, tokens, nothing, versions, Finish.STOP), Verdict(float(correct), correct))
+        log_p, versions = np.full(tokens.size, -0.1, np.float32), np.full(tokens.size, self.version, np.int32)
+        return Judged(Trajectory(start, 0, tokens, log_p, versions, Finish.STOP), Verdict(float(correct), correct))
 
     def offer(self, judged: list[Judged]) -> None:
         """What `trainer.memory` does with what was judged."""
