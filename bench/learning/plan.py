@@ -154,7 +154,7 @@ successes. `_kl`: the batch, the learning rate and the KL of ours, so that only 
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic;
 `grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
 8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam. Two arms tell "earlier successes"
-from "more updates", and have not been run yet: `epochs` takes four passes over every batch and imitates nothing; `raft`
+from "more updates": `epochs` takes four passes over every batch and imitates nothing; `raft`
 (2504.11343) has the loss on the correct responses of the batch alone, without advantages. RLEP and ExGRPO put earlier
 successes into groups with new responses and weight them by their advantages; no field does that."""
 
