@@ -138,10 +138,8 @@ def cut_trajectories(
 
     `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, behind
     a replayed prefix of K tokens. `boundaries`: response tokens [R] -> lengths at which a step ends. Those inside the
-    prefix are states already.
-
-    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out:
-    such a success counts as an outcome of its chain, and as a new chain it would compete with it.
+    prefix are states already. `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that
+    continue a state are left out: such a success is an outcome of its chain, and as a new chain would compete with it.
 
     `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. `is_wrong`: states
     after an error are left out, and successes that contain one are marked.
@@ -153,12 +151,12 @@ def cut_trajectories(
         start, depth = item.trajectory.start, item.trajectory.start.prefix_ids.size
         if chains and depth and item.verdict.correct:
             continue
+        kind = provenance(item)
         lengths = item.trajectory.states(boundaries)
         lengths = lengths[lengths - depth < known.size]  # without values there are no states
+        lengths = lengths[np.isfinite(known[lengths - depth])]
         if budget is not None and item.trajectory.finish.truncated:
             lengths = lengths[lengths <= (1.0 - ROOM) * budget]
-        lengths = lengths[np.isfinite(known[lengths - depth])]
-        kind = provenance(item)
         if kind is not Provenance.CANONICAL:
             lengths = undecided(item.trajectory, lengths)
         wrong: bool | None = False
