@@ -1,6 +1,7 @@
 """The parts of the experiment, their arms, and the configuration of one run (PROTOCOL.md). Invariant: two arms of a
 part differ in nothing but what `ARMS` names."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ ARMS: Mapping[str, Fields] = {
 }
 TUNING_SEED = 0
 THREADS = 1  # of engine and learner: two runs at a time use two cores better than one run does
-RATES = (1e-5, 2e-5)  # tried in a tuned part
+RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
@@ -57,7 +58,18 @@ MAIN_FIELDS: Fields = {
     "replay.imitated": 16,
 }
 MBPP_FIELDS: Fields = {"rollout.max_response_tokens": 256, "task.code.program_seconds": 5.0}
-SUMS_FIELDS: Fields = {"task.eval_problems": 200}
+SUMS_FIELDS: Fields = {
+    "task.max_operations": 2,
+    "task.eval_problems": 200,
+    "task.examples": json.dumps(
+        [
+            {"prompt": "What is 47 plus 35?", "response": "47 + 35 = 82\n#### 82"},
+            {"prompt": "What is 82 minus 56 plus 63?", "response": "82 - 56 = 26\n26 + 63 = 89\n#### 89"},
+            {"prompt": "What is 31 plus 46 minus 18?", "response": "31 + 46 = 77\n77 - 18 = 59\n#### 59"},
+        ]
+    ),
+    "rollout.max_response_tokens": 48,
+}
 CODE_FIELDS: Fields = {
     **MBPP_FIELDS,
     "task.problems": "auto",
@@ -127,8 +139,8 @@ GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
-    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 45_000, tuned=True),
-    "epochs": Part("demo", ("epochs",), 6, SUMS_FIELDS, 45_000, tuned=True),
+    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
+    "epochs": Part("demo", ("epochs",), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
     "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),

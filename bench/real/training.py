@@ -130,6 +130,7 @@ def evaluate(parts: Components, plan: EvaluationPlan, state: State) -> Row:
         "trained_seconds": state.sum_of("total_seconds"),
         "greedy": found.success,
         **{f"pass@{k}": estimate.mean for k, estimate in found.overall.passes.items()},
+        "levels": {level: scores.passes[1].mean for level, scores in found.levels.items()},
         "lucky": [told.count(True), len(told) - told.count(None), len(told)],
         "truncated": found.truncated,
         "evaluated_tokens": sum(item.trajectory.tokens.size for item in (*found.greedy, *found.sampled)),

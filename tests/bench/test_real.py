@@ -135,12 +135,12 @@ def test_the_baseline_alone_is_tuned_and_all_arms_have_its_rate() -> None:
 
     # the last third is the last two of six
     found = [
-        _tried(1e-5, [0, 0, 0, 0, 0.25, 0.25]),
-        _tried(2e-5, [0.9, 0, 0, 0, 0, 0.5]),
+        _tried(RATES[0], [0, 0, 0, 0, 0.25, 0.25]),
+        _tried(RATES[1], [0.9, 0, 0, 0, 0, 0.5]),
     ]
-    assert best_rate(found) == 1e-5  # as good as 2e-5, and smaller
+    assert best_rate(found) == RATES[0]  # as good as the other, and smaller
     assert best_rate(found[:1]) is None
-    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [1e-5, 1e-5]
+    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [RATES[0], RATES[0]]
 
 
 def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
