@@ -90,6 +90,17 @@ MORE_MEASURES: Sequence[Measure] = (
 )
 
 
+def level_measures(arms: Arms) -> list[Measure]:
+    """pass@1 at the end for each level of difficulty, where there is more than one."""
+    results = [one for seeds in arms.values() for one in seeds.values()]
+    names = sorted({name for one in results for name in one["evaluations"][-1].get("levels", ())})
+
+    def _measure(name: str) -> Measure:
+        return f"{name}, %", lambda one: one["evaluations"][-1].get("levels", {}).get(name, float("nan")), 100, 1
+
+    return [_measure(name) for name in names] if len(names) > 1 else []
+
+
 def passes(result: Result) -> dict[str, float]:
     """pass@k at the end, k rising."""
     last = result["evaluations"][-1]

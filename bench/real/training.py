@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ class State:
         self.generated = metrics.total_tokens
         self.used += row[unit]
 
+    def line(self) -> str:
+        """The latest iteration in words."""
+        row, count = self.iterations[-1], len(self.iterations)
+        return (
+            f"{datetime.now():%H:%M:%S} iteration {count}: {self.generated} tokens, root success "
+            f"{100 * row['root_success']:.1f} %, {row['total_seconds']:.0f} s"
+        )
+
     def sum_of(self, column: str) -> float:
         """Of a column over all iterations so far."""
         return float(sum(row[column] for row in self.iterations))
@@ -83,6 +92,7 @@ def train(
         try:
             found = step(parts, settings, len(state.iterations) + 1, state.generated)
             state.add(*found, part.unit, config.learner.epochs)
+            print(state.line(), flush=True)
         except DivergenceError as error:
             print(error, flush=True)
             state.diverged = True

@@ -102,6 +102,9 @@ def test_a_budget_is_used_up_in_its_unit() -> None:
     state.add(empty, metrics, "environment_steps", 1)
     assert state.used == 40 + metrics.generated_tokens + metrics.environment_steps
     assert state.sum_of("generated_tokens") == 2 * metrics.generated_tokens
+    assert (
+        f"iteration 2: {metrics.total_tokens} tokens, root success {100 * metrics.root_success:.1f} %" in state.line()
+    )
     assert {PARTS[part].unit for part in ("game", "slow", "saved")} == {"environment_steps"}
 
 
