@@ -23,6 +23,7 @@ ARMS: Mapping[str, Fields] = {
     "imitation": NO_REPLAY,
     "replay": NO_IMITATION,
     "both": {},
+    "checked": {"replay.exclude_wrong": True},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
     "epochs": {**NEITHER, "learner.epochs": 4},
     "weak_kl": {**NEITHER, "algorithm.kl_coefficient": 0.02, "algorithm.kl_schedule": "constant"},
@@ -38,10 +39,11 @@ RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
+    ("checked", "both"), ("checked", "imitation"),
     ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
     ("prefix", "fresh"),
 )  # fmt: skip
-"""Arms that differ in one thing, the first minus the second."""
+"""Arms that are compared, the first minus the second: all but `checked` and `imitation` differ in one thing."""
 
 GSM8K_FIELDS: Fields = {
     "task.problems": "auto",  # all rows of the file of the seed index
@@ -139,7 +141,7 @@ GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
-    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
+    "sums": Part("demo", (*FACTORS, "checked", "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "epochs": Part("demo", ("epochs",), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
