@@ -15,7 +15,10 @@ from bench.learning.page import best_baseline, measures, ratio_to
 from bench.learning.plan import ARMS
 from bench.learning.results import Arms, Setting, read_results, success_before
 from bench.learning.statistics import Interval, mean_over_seeds
+from bench.real.page import arms_of, with_interval
+from bench.real.statistics import difference
 from bench.report import RESULTS
+from core.run_directory import read_jsonl
 from core.seeds import generator
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +86,40 @@ def differs(cell: str, found: Interval | None) -> bool:
     return words != [shown(scale * value, like) for value, like in zip(values, words, strict=False)]
 
 
+def of_real(part: str, measure: str, column: str) -> str:
+    """What a cell says of a part of bench.real: held-out success in per cent of an arm at the end, of all `before`, or
+    of an arm less another in points. `measure`: an entry of the evaluation, or a level."""
+    arms = arms_of(read_jsonl(RESULTS / "real" / f"{part}.jsonl"))
+
+    def _success(row: dict[str, Any], at: int) -> float:
+        found = row["evaluations"][at]
+        return float(found[measure] if measure in found else found["levels"][measure])
+
+    if column == "before":
+        first = {seed: _success(row, 0) for seeds in arms.values() for seed, row in seeds.items()}
+        return with_interval(difference([*first.values()], [0.0] * len(first)), 100)
+    plus, _, minus = column.partition(" - ")
+    seeds = sorted(arms[plus].keys() & arms[minus or plus].keys())
+    others = [_success(arms[minus][seed], -1) if minus else 0.0 for seed in seeds]
+    return with_interval(difference([_success(arms[plus][seed], -1) for seed in seeds], others), 100)
+
+
+def real_cells(page: str) -> Iterator[tuple[str, str]]:
+    """Cells of the tables of bench.real, and what they should say."""
+    for part, rows, columns, table in re.findall(
+        r"<!-- real \| part: (.*?) \| rows: (.*?) \| columns: (.*?) -->\n((?:\|.*\n)+)", page
+    ):
+        for row, line in zip(rows.split(", "), table.splitlines()[2:], strict=True):
+            cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+            for column, cell in zip(columns.split(", "), cells, strict=True):
+                yield cell, of_real(part, row, column)
+
+
+@BY_PAGE
+def test_tables_say_what_the_runs_of_the_pretrained_model_say(page: Path) -> None:
+    assert [(cell, value) for cell, value in real_cells(page.read_text("utf-8")) if cell != value] == []
+
+
 class Cell(NamedTuple):
     """A cell of a table whose marker says what each row and column is."""
 
@@ -114,6 +151,7 @@ def test_tables_say_what_the_runs_of_the_experiment_say(page: Path) -> None:
 
 def test_the_tables_of_results_are_marked() -> None:
     count = {page.name: len(list(cells(page.read_text("utf-8")))) for page in PAGES}
+    assert sum(1 for page in PAGES for _ in real_cells(page.read_text("utf-8"))) == 20  # 4 measures x 5 columns
     assert {name: number for name, number in count.items() if number} == {
         "README.md": 25,  # 5 settings x 5 columns
         "ablations.md": 100,  # 8 settings x 3 ratios, 2 x 10, 28 arms x 2

@@ -20,6 +20,7 @@ Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed index -> result
 NEVER = "no success from the root"
 IDLE = 3.0  # load below which a machine has nothing else to do than two runs
 DECIDING = ("main", "sums")  # parts whose page prints decisions
+SMOOTHED = 5  # iterations in the mean that the plot shows
 FLOOR = 0.06  # where all runs end below, nothing has been learnt that arms could differ in
 KINDS = ("own", "random", "best", "canonical")  # of restarts
 TITLES = {
@@ -307,22 +308,31 @@ def choice_table(results: Sequence[Result]) -> list[str]:
 
 
 def draw(arms: Arms, path: Path) -> None:
-    """Held-out pass@1 against generated tokens, each seed index thin and the mean thick; and the policy's entropy."""
+    """Left: held-out pass@1 at the end, in all and by level, a dot for each seed index, a bar for their mean and
+    a dotted line for the success before training. Right: success from the root in training against generated tokens,
+    means of `SMOOTHED` iterations."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
+    results = [one for seeds in arms.values() for one in seeds.values()]
+    groups: list[tuple[str, Callable[[Result], float], float, int]] = [("all", final, 1, 1), *level_measures(arms)]
+    for at, (_, of, _, _) in enumerate(groups):
+        before = [of({**one, "evaluations": one["evaluations"][:1]}) for one in results]
+        left.hlines(np.nanmean(before), at - 0.45, at + 0.45, color="grey", linestyle=":")
     for at, (arm, seeds) in enumerate(arms.items()):
-        curves = [[(e["generated"] / 1000, e["pass@1"]) for e in one["evaluations"]] for one in seeds.values()]
-        for curve in curves:
-            left.plot(*zip(*curve, strict=True), color=f"C{at}", alpha=0.25, linewidth=0.8)
-        if len({len(curve) for curve in curves}) == 1:
-            left.plot(*np.mean(curves, axis=0).T, color=f"C{at}", marker="o", label=f"{arm} ({len(seeds)})")
+        places = np.arange(len(groups)) + 0.8 * ((at + 0.5) / len(arms) - 0.5)
+        ends = np.array([[of(one) for _, of, _, _ in groups] for one in seeds.values()])
+        left.bar(places, ends.mean(axis=0), 0.7 / len(arms), color=f"C{at}", alpha=0.4, label=f"{arm} ({len(seeds)})")
+        left.plot(places, ends.T, "o", color=f"C{at}", markersize=3)
         for one in seeds.values():
-            columns = one["iterations"]
-            tokens = np.cumsum(columns["generated_tokens"]) / 1000
-            right.plot(tokens, np.array(columns["entropy"], np.float64), color=f"C{at}", alpha=0.4, linewidth=0.8)
-    left.set(xlabel="thousand generated tokens", ylabel="held-out pass@1", ylim=(0, None))
+            tokens = np.cumsum(one["iterations"]["generated_tokens"]) / 1000
+            success = np.array(one["iterations"]["root_success"], np.float64)
+            width = min(SMOOTHED, len(success))
+            smooth = np.convolve(success, np.ones(width) / width, "valid")
+            right.plot(tokens[width - 1 :], smooth, color=f"C{at}", alpha=0.7, linewidth=1)
+    left.set(ylabel="held-out pass@1 at the end (dotted: before)", ylim=(0, None))
+    left.set_xticks(range(len(groups)), [title.removesuffix(", %") for title, *_ in groups])
     left.legend(title="arm (seed indices)", fontsize=8)
-    right.set(xlabel="thousand generated tokens", ylabel="entropy, nats per token", ylim=(0, None))
+    right.set(xlabel="thousand generated tokens", ylabel="success from the root in training", ylim=(0, None))
     figure.savefig(path, dpi=80)

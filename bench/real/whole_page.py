@@ -56,7 +56,7 @@ def of_tokens(part: str, found: Parts, folder: Path) -> Section:
     arms, plot = found[part], folder / f"{part}.png"
     draw(arms, plot)
     table, checks = comparisons(part, arms, found["sums"] if part == "epochs" else {})
-    lines = [f"![curves]({folder.name}/{plot.name})", "", *warnings(arms), *table]
+    lines = [f"![success]({folder.name}/{plot.name})", "", *warnings(arms), *table]
     lines += arm_table(arms, [*MEASURES, *level_measures(arms)])
     lines += ["Means over the iterations of a run:", "", *arm_table(arms, MORE_MEASURES), *speed_table(arms)]
     return lines, checks
