@@ -37,9 +37,10 @@ def append_line(table: Path, row: Mapping[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The commit of the code, with '+' if files differ from it; empty outside a repository."""
+    """The commit of the code, with '+' if files other than results differ from it; empty outside a repository."""
+    changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     known = [
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        for arguments in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        for arguments in (("rev-parse", "--short", "HEAD"), changes)
     ]
     return known[0] + ("+" if known[1] else "")

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,14 +86,20 @@ def differs(cell: str, found: Interval | None) -> bool:
     return words != [shown(scale * value, like) for value, like in zip(values, words, strict=False)]
 
 
+@cache
+def real_runs(part: str) -> Mapping[str, Mapping[int, dict[str, Any]]]:
+    """The results of a part of bench.real, by arm and seed index."""
+    return arms_of(read_jsonl(RESULTS / "real" / f"{part}.jsonl"))
+
+
 def of_real(part: str, measure: str, column: str) -> str:
-    """What a cell says of a part of bench.real: held-out success in per cent of an arm at the end, of all `before`, or
-    of an arm less another in points. `measure`: an entry of the evaluation, or a level."""
-    arms = arms_of(read_jsonl(RESULTS / "real" / f"{part}.jsonl"))
+    """What a cell says of a part of bench.real. `measure`: an entry of the evaluation in per cent, or a level.
+    `column`: an arm at the end, `before` (all arms), or `ARM - ARM` in points over the seed indices of both."""
+    arms = real_runs(part)
 
     def _success(row: dict[str, Any], at: int) -> float:
         found = row["evaluations"][at]
-        return float(found[measure] if measure in found else found["levels"][measure])
+        return float((found | found["levels"])[measure])
 
     if column == "before":
         first = {seed: _success(row, 0) for seeds in arms.values() for seed, row in seeds.items()}
@@ -151,7 +157,7 @@ def test_tables_say_what_the_runs_of_the_experiment_say(page: Path) -> None:
 
 def test_the_tables_of_results_are_marked() -> None:
     count = {page.name: len(list(cells(page.read_text("utf-8")))) for page in PAGES}
-    assert sum(1 for page in PAGES for _ in real_cells(page.read_text("utf-8"))) == 24  # 4 measures x 6 columns
+    assert sum(1 for page in PAGES for _ in real_cells(page.read_text("utf-8"))) == 28  # 4 measures x 7 columns
     assert {name: number for name, number in count.items() if number} == {
         "README.md": 25,  # 5 settings x 5 columns
         "ablations.md": 100,  # 8 settings x 3 ratios, 2 x 10, 28 arms x 2

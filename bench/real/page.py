@@ -91,15 +91,21 @@ MORE_MEASURES: Sequence[Measure] = (
 )
 
 
+def by_level(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Held-out pass@1 of all problems and, where there is more than one level of difficulty, of each."""
+    levels = evaluation.get("levels", {})
+    return {"all": evaluation["pass@1"]} | (levels if len(levels) > 1 else {})
+
+
 def level_measures(arms: Arms) -> list[Measure]:
     """pass@1 at the end for each level of difficulty, where there is more than one."""
     results = [one for seeds in arms.values() for one in seeds.values()]
-    names = sorted({name for one in results for name in one["evaluations"][-1].get("levels", ())})
+    names = sorted({name for one in results for name in by_level(one["evaluations"][-1])} - {"all"})
 
     def _measure(name: str) -> Measure:
-        return f"{name}, %", lambda one: one["evaluations"][-1].get("levels", {}).get(name, float("nan")), 100, 1
+        return f"{name}, %", lambda one: by_level(one["evaluations"][-1]).get(name, float("nan")), 100, 1
 
-    return [_measure(name) for name in names] if len(names) > 1 else []
+    return [_measure(name) for name in names]
 
 
 def passes(result: Result) -> dict[str, float]:
@@ -308,21 +314,21 @@ def choice_table(results: Sequence[Result]) -> list[str]:
 
 
 def draw(arms: Arms, path: Path) -> None:
-    """Left: held-out pass@1 at the end, in all and by level, a dot for each seed index, a bar for their mean and
-    a dotted line for the success before training. Right: success from the root in training against generated tokens,
-    means of `SMOOTHED` iterations."""
+    """Two panels. Left: held-out pass@1 at the end, of all problems and by level: a dot for each seed index, a bar for
+    their mean, a dotted line for the success before training. Right: success from the root in training, means of
+    `SMOOTHED` iterations, against generated tokens."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    results = [one for seeds in arms.values() for one in seeds.values()]
-    groups: list[tuple[str, Callable[[Result], float], float, int]] = [("all", final, 1, 1), *level_measures(arms)]
-    for at, (_, of, _, _) in enumerate(groups):
-        before = [of({**one, "evaluations": one["evaluations"][:1]}) for one in results]
-        left.hlines(np.nanmean(before), at - 0.45, at + 0.45, color="grey", linestyle=":")
+    starts = [by_level(one["evaluations"][0]) for seeds in arms.values() for one in seeds.values()]
+    groups = list(starts[0])
+    for at, group in enumerate(groups):
+        before = float(np.mean([one[group] for one in starts]))
+        left.hlines(before, at - 0.45, at + 0.45, color="grey", linestyle=":")
     for at, (arm, seeds) in enumerate(arms.items()):
         places = np.arange(len(groups)) + 0.8 * ((at + 0.5) / len(arms) - 0.5)
-        ends = np.array([[of(one) for _, of, _, _ in groups] for one in seeds.values()])
+        ends = np.array([[by_level(one["evaluations"][-1])[group] for group in groups] for one in seeds.values()])
         left.bar(places, ends.mean(axis=0), 0.7 / len(arms), color=f"C{at}", alpha=0.4, label=f"{arm} ({len(seeds)})")
         left.plot(places, ends.T, "o", color=f"C{at}", markersize=3)
         for one in seeds.values():
@@ -332,7 +338,7 @@ def draw(arms: Arms, path: Path) -> None:
             smooth = np.convolve(success, np.ones(width) / width, "valid")
             right.plot(tokens[width - 1 :], smooth, color=f"C{at}", alpha=0.7, linewidth=1)
     left.set(ylabel="held-out pass@1 at the end (dotted: before)", ylim=(0, None))
-    left.set_xticks(range(len(groups)), [title.removesuffix(", %") for title, *_ in groups])
+    left.set_xticks(range(len(groups)), groups)
     left.legend(title="arm (seed indices)", fontsize=8)
     right.set(xlabel="thousand generated tokens", ylabel="success from the root in training", ylim=(0, None))
     figure.savefig(path, dpi=80)
