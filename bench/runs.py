@@ -37,10 +37,11 @@ def append_line(table: Path, row: Mapping[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The commit of the code, with '+' if files other than results differ from it; empty outside a repository."""
+    """The commit of the code, with '+' if files other than results differ from it. Outside a repository the variable
+    GIT_COMMIT says it."""
     changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     known = [
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
         for arguments in (("rev-parse", "--short", "HEAD"), changes)
     ]
-    return known[0] + ("+" if known[1] else "")
+    return known[0] + ("+" if known[1] else "") if known[0] else os.environ.get("GIT_COMMIT", "")

@@ -4,13 +4,13 @@ bench.real page`: write bench/results/real.md from all results (PROTOCOL.md)."""
 import argparse
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from bench.real.plan import PARTS, THREADS, TUNED, TUNING_SEED, Run, matrix, tuning_matrix
+from bench.real.plan import ON, PARTS, THREADS, TUNED, TUNING_SEED, Run, matrix, tuning_matrix
 from bench.real.whole_page import write_page
 from bench.report import RESULTS
 from bench.runs import ROOT, commit, run_child
@@ -27,6 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="the tuning runs of the part instead")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the tokens and problems, for trials")
     parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.FIELD=VALUE", help="other fields, for trials")
+    parser.add_argument("--device", choices=ON, default="cpu", help="device of engine and learner (default: cpu)")
     parser.add_argument("--results", type=Path, help="folder of the tables (default: of the repository, or of trials)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "real", help="folder of unfinished runs and logs")
     given = parser.parse_args()
@@ -52,7 +53,17 @@ def main() -> None:
     tuning = read_jsonl(results / "tuning.jsonl") if part.tuned else []
     seeds = given.seeds or range(1, part.seeds + 1)
     runs = tuning_matrix(given.part) if given.tune else matrix(given.part, arms, seeds, tuning)
-    perform_all(runs, results, work, given.scale, dict(text.split("=", 1) for text in given.set))
+    changes = dict(text.split("=", 1) for text in given.set)
+    perform_all(runs, results, work, Way(given.scale, given.device, changes))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How runs are performed."""
+
+    scale: float  # share of the tokens and problems
+    device: str
+    changes: Mapping[str, str]  # fields by 'section.field'
 
 
 def table_of(run: Run, results: Path) -> Path:
@@ -67,7 +78,7 @@ def pending(runs: Sequence[Run], results: Path) -> list[Run]:
     ]
 
 
-def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, changes: dict[str, str]) -> None:
+def perform_all(runs: Sequence[Run], results: Path, work: Path, way: Way) -> None:
     """Perform what is pending. A run that fails is named; the next start goes on from its checkpoint. Two commands may
     share the runs: each takes the next that nobody has."""
     left = pending(runs, results)
@@ -77,16 +88,16 @@ def perform_all(runs: Sequence[Run], results: Path, work: Path, scale: float, ch
         place.path.mkdir(parents=True, exist_ok=True)
         with suppress(ConfigError), place.lock():  # another command performs it
             if pending([run], results):
-                perform_one(run, results, work, scale, changes)
+                perform_one(run, results, work, way)
             shutil.rmtree(place.path)
 
 
-def perform_one(run: Run, results: Path, work: Path, scale: float, changes: dict[str, str]) -> None:
+def perform_one(run: Run, results: Path, work: Path, way: Way) -> None:
     """Perform a run in a child process."""
     part, begun = PARTS[run.part], time.monotonic()
     budget = part.budget // 2 if run.seed == TUNING_SEED else part.budget
     about = {
-        "changes": changes,
+        "changes": way.changes,
         "commit": commit(),
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
@@ -94,9 +105,10 @@ def perform_one(run: Run, results: Path, work: Path, scale: float, changes: dict
         "run": asdict(run),
         "work": str(work),
         "table": str(table_of(run, results).resolve()),
-        "scale": scale,
-        "budget": round(scale * budget),
-        "changes": changes,
+        "scale": way.scale,
+        "device": way.device,
+        "budget": round(way.scale * budget),
+        "changes": way.changes,
         "about": about,
     }
     run_child("bench.real.run", order, work / "logs" / f"{run.name}.log", threads=THREADS)

@@ -71,7 +71,7 @@ def supervised(run: Run, work: Path, warm: str, order: Mapping[str, Any]) -> Row
     for last in (False, True):
         name = f"{run.name}-{passes}"
         model = fine_tuned(run, work, name, "hints", {"model.path": warm, "sft.epochs": passes})
-        config = single_process(configuration(run, work, model, order["changes"]))
+        config = single_process(configuration(run, work, model, order["changes"], order["device"]))
         with opened(run, config) as (parts, resolved, _):
             each = tokens_of(parts.task.train)
             row = evaluate(parts, build.evaluation_plan(resolved), State())

@@ -105,6 +105,16 @@ GAME_FIELDS: Fields = {
 }
 SLOW_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment_options": '{"delay": 0.05}'}
 SAVED_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment": "bench.real.game:SavedDial"}
+ON: Mapping[str, Fields] = {
+    "cpu": {"cluster.device": "cpu"},
+    "cuda": {  # several runs share the GPU, so each has a cache of fixed size
+        "cluster.device": "cuda",
+        "rollout.gpu_memory_share": 0.02,
+        "rollout.engine_options": json.dumps({"enforce_eager": True, "kv_cache_memory_bytes": 2 * 2**30}),
+        "rollout.max_running": 128,
+    },
+}
+"""Fields of a device. They set how fast a run is, not what it learns."""
 ASSAY_FIELDS: Fields = {
     "task.eval_problems": 8,
     "rollout.max_running": 64,
@@ -206,7 +216,7 @@ def held_out_file(run: Run) -> str:
     return f"{run.part}_held_out.jsonl"
 
 
-def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
+def configuration(run: Run, work: Path, model: str, changes: Fields, device: str = "cpu") -> Config:
     """The configuration of a run. `work`: folder of the splits, warm starts and runs; `model`: what it starts from,
     or empty for the recipe's. Raises ConfigError."""
     part = PARTS[run.part]
@@ -227,6 +237,5 @@ def configuration(run: Run, work: Path, model: str, changes: Fields) -> Config:
         "evaluation.samples": 4,
         "rollout.threads": THREADS,
         "learner.threads": THREADS,
-        "cluster.device": "cpu",
     }
-    return changed(load_config(ROOT / "configs" / f"{recipe}.yaml"), {**fields, **fixed, **changes})
+    return changed(load_config(ROOT / "configs" / f"{recipe}.yaml"), {**fields, **fixed, **ON[device], **changes})

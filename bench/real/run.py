@@ -30,8 +30,12 @@ from trainer.local import single_process
 Row = dict[str, Any]
 
 
-def machine_label() -> str:
-    """Processor, cores, and whether it computes in bfloat16."""
+def machine_label(device: str) -> str:
+    """The GPU, or processor, cores, and whether it computes in bfloat16."""
+    if device == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name())
     machine = this_machine()
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
@@ -69,9 +73,9 @@ def main(path: Path) -> None:
     digest = _digest(Path(model) / "model.safetensors") if model else ""
     check_model(read_jsonl(Path(order["table"])), run, digest)
     started, starts = time.monotonic(), work / "logs" / f"{run.name}.starts.jsonl"
-    label = {"machine": machine_label(), "commit": order["about"]["commit"], "load": os.getloadavg()[0]}
+    label = {"machine": machine_label(order["device"]), "commit": order["about"]["commit"], "load": os.getloadavg()[0]}
     append_line(starts, label)
-    config = single_process(configuration(run, work, model, order["changes"]))
+    config = single_process(configuration(run, work, model, order["changes"], order["device"]))
     if data_of(run) == "mbpp":  # programs are judged in processes of their own also here
         config = config.model_copy(update={"task": config.task.model_copy(update={"judge_workers": 2})})
     found = supervised(run, work, model, order) if run.arm == "loss" else perform(run, config, order)

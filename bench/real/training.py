@@ -27,7 +27,7 @@ SAVED_EVERY = 600.0  # seconds between checkpoints
 METRICS = (
     "root_success", "replay_success", "replay_share", "imitated", "policy_steps", "entropy", "kl", "reference_kl",
     "erroneous_states", "erroneous_share", "erroneous_imitated", "lucky_share", "truncated_share", "generated_tokens",
-    "reward", "environment_steps", "repeated_steps",
+    "reward", "environment_steps", "repeated_steps", "behaviour_gap_mean",
 )  # fmt: skip
 """Metrics of the product that a result has of every iteration (docs/metrics.md)."""
 Row = dict[str, Any]

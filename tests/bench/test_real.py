@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.options import check_options
 from bench.real import assay, page
-from bench.real.__main__ import perform_all
+from bench.real.__main__ import Way, perform_all
 from bench.real.page import arms_of, comparisons, with_interval
-from bench.real.plan import ARMS, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
+from bench.real.plan import ARMS, ON, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
 from bench.real.run import check_model, first_evaluation
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
@@ -125,6 +126,16 @@ def test_arms_differ_in_what_they_name() -> None:
     assert configuration(Run("assay", "mbpp", 1), WORK, "", {}).task.name == "mbpp"
 
 
+def test_a_device_changes_what_its_fields_name() -> None:
+    run = Run("main", "both", 1)
+    plain, found = (configuration(run, WORK, "", {}, device).model_dump() for device in ("cpu", "cuda"))
+    for name in ON["cuda"]:
+        section, _, field = name.partition(".")
+        found[section][field] = plain[section][field]
+    assert found == plain
+    check_options(configuration(run, WORK, "", {}, "cuda").rollout, "cuda")
+
+
 def test_the_baseline_alone_is_tuned_and_all_arms_have_its_rate() -> None:
     runs = tuning_matrix("sums")
     assert {(run.arm, run.rate) for run in runs} == {("neither", rate) for rate in RATES}
@@ -167,10 +178,10 @@ def test_a_run_that_another_command_performs_is_left_to_it(
     taken = RunDirectory(tmp_path / f"{runs[0].name}.order")
     taken.path.mkdir()
     with taken.lock():
-        perform_all(runs, tmp_path / "results", tmp_path, 1.0, {})
+        perform_all(runs, tmp_path / "results", tmp_path, Way(1.0, "cpu", {}))
     assert performed == [asdict(runs[1])]
     assert "sums-replay-1: FAILED" in capsys.readouterr().out  # no result appeared
-    perform_all(runs, tmp_path / "results", tmp_path, 1.0, {})
+    perform_all(runs, tmp_path / "results", tmp_path, Way(1.0, "cpu", {}))
     assert performed[1] == asdict(runs[0])
 
 
