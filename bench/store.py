@@ -65,7 +65,15 @@ def candidates(
     problems = rng.integers(0, size.problems, len(made)).tolist()
     kinds = rng.random(len(made)) < 0.25
     return [
-        CutTrajectory(f"problem-{p}", t, k, rng.random(len(k), np.float32), Provenance(int(won)), float(won), version)
+        CutTrajectory(
+            f"problem-{p}",
+            t,
+            k,
+            rng.random(len(k), np.float32),
+            Provenance.OWN_SUCCESSFUL if won else Provenance.OWN_FAILED,
+            float(won),
+            version,
+        )
         for p, t, k, won in zip(problems, made, lengths, kinds.tolist(), strict=True)
     ]
 

@@ -7,7 +7,7 @@ of a problem's states depend only on its columns and the model.
 
 A state with the share x of its trajectory's decisions still to come (1 at the root) has
 
-    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + d
+    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + checked b7 + d
 
 v is the critic's value and m its mean over the problem's states, both in deviations of all values. So the critic is
 trusted as far as it predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2),
@@ -33,7 +33,7 @@ from core.records import Provenance
 from replay.keys import Reals
 from replay.rankings.base import StateColumns, SuccessModel
 
-PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0])
+PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0, 0.25])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
 PROBLEM_PRECISION = 0.25  # 1 / D^2: problems differ by D = 2 in log odds: success from 12 to 88 % around an even chance
 SAME, PAIRS = 16.0, 20.0  # evidence for n = SAME / (PAIRS - SAME) = 4 before there is any: 20 pairs that would differ
@@ -41,7 +41,7 @@ LEAST_N, MOST_N = 0.25, 20.0  # of n: below, one outcome decides almost alone; a
 
 
 class Feature(IntEnum):
-    """The features of a state, in the order of their columns and of their weights b0 to b6."""
+    """The features of a state, in the order of their columns and of their weights b0 to b7."""
 
     ONE = 0
     LEFT = 1  # x
@@ -50,6 +50,7 @@ class Feature(IntEnum):
     CANONICAL = 4
     PROBLEM_VALUE = 5  # m
     VALUE = 6  # v - m
+    CHECKED = 7  # a failure whose text is right so far
 
 
 def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
@@ -79,7 +80,8 @@ def features_of(columns: StateColumns) -> Reals:
     mean = (total / np.maximum(np.bincount(columns.problem), 1))[columns.problem]
     failed = (columns.provenance == Provenance.OWN_FAILED).astype(np.float64)
     canonical = (columns.provenance == Provenance.CANONICAL).astype(np.float64)
-    return np.stack([np.ones(len(left)), left, failed, failed * left, canonical, mean, value - mean], axis=1)
+    checked = (columns.provenance == Provenance.OWN_CHECKED).astype(np.float64)
+    return np.stack([np.ones(len(left)), left, failed, failed * left, canonical, mean, value - mean, checked], axis=1)
 
 
 def chances(columns: StateColumns, features: Reals) -> Reals:

@@ -52,6 +52,7 @@ class Memory:
                 chains=settings.chains,
                 budget=settings.sampling.max_response_tokens,
                 is_wrong=parts.task.prefix_is_wrong if settings.exclude_wrong else None,
+                trusted=parts.task.prefix_is_wrong if settings.trust_checked else None,
             )
             parts.replay.add(
                 [

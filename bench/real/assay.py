@@ -22,7 +22,7 @@ from core.seeds import derive, generator
 from replay.success import Feature, fit, sigmoid
 from trainer.build import iteration_settings
 from trainer.records import Components
-from trainer.starts import decided_share, fresh_starts, replayed_starts, value_queries
+from trainer.starts import decided_share, fresh_starts, own_provenance, replayed_starts, value_queries
 
 DEPTHS = (0.2, 0.4, 0.6, 0.8)
 SAMPLES = 16  # from each root
@@ -118,7 +118,7 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
         name, cut = group[0].trajectory.start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
         left: list[Reals] = []  # of the failures
         for item in group:
-            one, kind = item.trajectory, Provenance(int(item.verdict.correct))
+            one, kind = item.trajectory, own_provenance(item)
             states = states_of(name, one.response_ids, parts.boundaries, kind)
             if one.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
@@ -235,6 +235,7 @@ def model_chances(left: Reals, value: Reals, tries: Reals) -> Reals:
         Feature.CANONICAL: np.zeros_like(left),
         Feature.PROBLEM_VALUE: mean,
         Feature.VALUE: scaled - mean,
+        Feature.CHECKED: np.zeros_like(left),
     }
     features = np.stack([columns[name] for name in Feature], axis=-1)  # [problem, state, F]
     won, found = tries.sum(axis=-1), np.zeros_like(left)

@@ -68,6 +68,18 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
     assert [len(tokens) for tokens in shard.trajectories["tokens"]] == [3, 3]  # one byte each: the vocabulary is 100
 
 
+def test_of_equal_prefixes_the_most_promising_says_where_the_state_came_from() -> None:
+    failed = candidate("p", [1, 2, 3, 4], [2], [0.1])
+    checked = replace(failed, checked=np.array([True]))
+    solved = replace(failed, provenance=Provenance.OWN_SUCCESSFUL)
+    shard = shard_of(checked, failed, ranking="value")
+    assert shard.states["provenance"].tolist() == [Provenance.OWN_CHECKED]
+    assert shard.problems["solved"].tolist() == [0]
+    add(shard, solved)
+    add(shard, checked)
+    assert shard.states["provenance"].tolist() == [Provenance.OWN_SUCCESSFUL]
+
+
 def test_the_quota_keeps_the_states_of_the_highest_priority_of_a_problem() -> None:
     shard = shard_of(
         candidate("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), candidate("q", range(10), [1], [0.0]), per_problem=2

@@ -18,7 +18,7 @@ from replay.success import (
     sigmoid,
     to_text,
 )
-from tests.replay.rankings.test_rankings import CANONICAL, FAILED, SUCCESS, columns
+from tests.replay.rankings.test_rankings import CANONICAL, CHECKED, FAILED, SUCCESS, columns
 
 MODEL = SuccessModel()
 
@@ -36,33 +36,33 @@ def test_without_outcomes_the_model_is_its_prior() -> None:
 
 
 def test_features_by_hand() -> None:
-    states = columns([25, 50, 80], [FAILED, SUCCESS, CANONICAL], value=[0.2, 0.4, 0.9])
+    states = columns([25, 50, 80, 40], [FAILED, SUCCESS, CANONICAL, CHECKED], value=[0.2, 0.4, 0.9, 0.5])
     # mean value 0.5; in deviations of 0.25 around 0.3: values -0.4, 0.4, 2.4, mean 0.8
     expected = [
-        [1, 0.75, 1, 0.75, 0, 0.8, -1.2],
-        [1, 0.5, 0, 0, 0, 0.8, -0.4],
-        [1, 0.2, 0, 0, 1, 0.8, 1.6],
+        [1, 0.75, 1, 0.75, 0, 0.8, -1.2, 0],
+        [1, 0.5, 0, 0, 0, 0.8, -0.4, 0],
+        [1, 0.2, 0, 0, 1, 0.8, 1.6, 0],
+        [1, 0.6, 0, 0, 0, 0.8, 0.0, 1],
     ]
     np.testing.assert_allclose(
-        features_of(replace(states, model=SuccessModel(centre=0.3, spread=0.25))), expected, rtol=1e-6
+        features_of(replace(states, model=SuccessModel(centre=0.3, spread=0.25))), expected, rtol=1e-6, atol=1e-6
     )
 
 
-@given(
-    st.lists(
-        st.tuples(*[st.floats(0, 1)] * 5, *[st.floats(-3, 3)] * 2, st.integers(0, 40), st.integers(0, 40)), max_size=30
-    )
-)
+FEATURES = [*[st.floats(0, 1)] * 5, *[st.floats(-3, 3)] * 2, st.floats(0, 1)]
+
+
+@given(st.lists(st.tuples(*FEATURES, st.integers(0, 40), st.integers(0, 40)), max_size=30))
 def test_the_fit_is_the_most_probable_one(rows: list[tuple[float, ...]]) -> None:
     """There the slope of log likelihood + log prior is 0: sum of (w - n p) f = precision (b - prior)."""
-    evidence = np.array(rows).reshape(-1, 9)
-    features, wins, losses = evidence[:, :7], evidence[:, 7], evidence[:, 8]
+    evidence = np.array(rows).reshape(-1, 10)
+    features, wins, losses = evidence[:, :8], evidence[:, 8], evidence[:, 9]
     weights = np.array(fit(features, wins, losses))
     slope = features.T @ (wins - (wins + losses) * sigmoid(features @ weights))
     np.testing.assert_allclose(slope, PRECISION * (weights - np.array(MODEL.weights)), atol=1e-6)
 
 
-HALF = [1.0, 0.5, 0, 0, 0, 0, 0]
+HALF = [1.0, 0.5, 0, 0, 0, 0, 0, 0]
 """Features of an own success's state at half of its length."""
 
 
@@ -74,7 +74,7 @@ def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
     evidence = Evidence()
     evidence.root_tried, evidence.root_success, evidence.root_squares = 1000, 10.0, 10.0
     evidence.join_roots()
-    join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0]), 300, 300, 1.0)
+    join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0, 0]), 300, 300, 1.0)
     start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model(of_success=True))
     assert start == pytest.approx(0.01, abs=0.004)
     assert end == pytest.approx(0.5, abs=0.04)

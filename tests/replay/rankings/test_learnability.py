@@ -11,7 +11,7 @@ from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
 from replay.rankings.learnability import state_chances, state_worth
 from tests.replay.rankings.test_closed_loop import Loop, made
-from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns, ranking, told
+from tests.replay.rankings.test_rankings import CANONICAL, CHECKED, FAILED, INF, SUCCESS, columns, ranking, told
 
 __all__ = ["made"]  # a fixture
 OURS = ranking("learnability")
@@ -48,6 +48,16 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert [weight > 0 for weight in half] == [True, True, False]
 
 
+def test_states_of_failures_that_are_right_so_far_begin_like_those_of_successes() -> None:
+    """Until their own continuations, or those of others, tell more."""
+    begun = columns([50, 50], [CHECKED, SUCCESS], problem=[0, 1], chain=[0, 1])
+    assert state_chances(begun)[0] == pytest.approx(state_chances(begun)[1])
+    assert weights([50], [CHECKED])[0] > 0 == weights([50], [FAILED])[0]
+    assert weights([50], [CHECKED], losses=[80], tried=[80]) == [0]
+    other = replace(begun, model=replace(begun.model, weights=(2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0, -5.0)))
+    assert told("learnability", other) == ["its chance of success is below 5%", ""]
+
+
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
     two = weights([25, 50, 75, 50], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
     assert sum(two[:3]) == pytest.approx(two[3], abs=3)
@@ -58,7 +68,7 @@ def test_a_state_that_never_fails_is_not_replayed() -> None:
     once = columns(*CHAIN, wins=[0, 3, 4], losses=[0, 0.5, 0], tried=[0, 4, 4])
     assert told("learnability", once) == ["", "", "none of its continuations fails"]
     sure = columns([99], [CANONICAL], root_wins=[3], root_losses=[5], value=[4.0])
-    sure = replace(sure, model=replace(sure.model, weights=(3.5, -5.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    sure = replace(sure, model=replace(sure.model, weights=(3.5, -5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
     assert told("learnability", sure) == ["its chance of success is above 95%"]
 
 
