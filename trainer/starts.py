@@ -124,7 +124,7 @@ def own_provenance(item: Judged) -> Provenance:
 def cut_trajectories(
     judged: Sequence[Judged],
     values: Sequence[FloatArray],
-    boundaries: Callable[[IntArray], IntArray],
+    boundaries: Boundaries,
     version: int,
     provenance: Callable[[Judged], Provenance] = own_provenance,
     *,
@@ -155,13 +155,7 @@ def cut_trajectories(
         if chains and depth and item.verdict.correct:
             continue
         kind = provenance(item)
-        lengths = item.trajectory.states(boundaries)
-        lengths = lengths[lengths - depth < known.size]  # without values there are no states
-        lengths = lengths[np.isfinite(known[lengths - depth])]
-        if budget is not None and item.trajectory.finish.truncated:
-            lengths = lengths[lengths <= (1.0 - ROOM) * budget]
-        if kind is not Provenance.CANONICAL:
-            lengths = undecided(item.trajectory, lengths)
+        lengths = usable_lengths(item.trajectory, known, boundaries, budget, canonical=kind is Provenance.CANONICAL)
         wrong: bool | None = False
         if is_wrong is not None:
             wrong, lengths = before_error(item.trajectory, lengths, is_wrong)
@@ -184,6 +178,20 @@ def cut_trajectories(
             )
         )
     return found
+
+
+def usable_lengths(
+    trajectory: Trajectory, known: FloatArray, boundaries: Boundaries, budget: int | None, *, canonical: bool
+) -> IntArray:
+    """The lengths of those states of a trajectory that have a finite value and leave something to decide, and, of a
+    truncated one, a quarter of the budget. The arguments are those of `cut_trajectories`."""
+    depth = trajectory.start.prefix_ids.size
+    lengths = trajectory.states(boundaries)
+    lengths = lengths[lengths - depth < known.size]  # without values there are no states
+    lengths = lengths[np.isfinite(known[lengths - depth])]
+    if budget is not None and trajectory.finish.truncated:
+        lengths = lengths[lengths <= (1.0 - ROOM) * budget]
+    return lengths if canonical else undecided(trajectory, lengths)
 
 
 def decided_share(trajectory: Trajectory) -> FloatArray:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.config import ReplayConfig
-from core.records import Flags, FloatArray
+from core.records import Flags, FloatArray, Provenance
 
 Index = npt.NDArray[np.int64]
 Rules = Sequence[tuple[Flags, str]]
@@ -27,8 +27,8 @@ CERTAIN = 1.0 - HOPELESS  # success above which none is: as many of its groups h
 class SuccessModel:
     """What is known of success on all problems together (`replay/success.py`); by default, before outcomes."""
 
-    # A proven state succeeds at its end with 0.88, near the root with 0.05; one of a failure below 0.05.
-    weights: tuple[float, ...] = (2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # of `replay.success.Feature`
+    # A proven or checked state succeeds at its end with 0.88, near the root with 0.05; one of a failure below 0.05.
+    weights: tuple[float, ...] = (2.0, -5.0, -5.0, *6 * (0.0,))  # of `replay.success.Feature`
     strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
     centre: float = 0.0  # mean of the critic's values
     spread: float = 1.0  # their standard deviation
@@ -54,6 +54,11 @@ class StateColumns:
     root_losses: FloatArray
     root_solved: Index  # rollouts from the root that were correct, not decayed
     model: SuccessModel = SuccessModel()
+
+    @property
+    def proven(self) -> Flags:
+        """[S] which states come from an own success or a canonical solution."""
+        return np.isin(self.provenance, (Provenance.OWN_SUCCESSFUL, Provenance.CANONICAL))
 
 
 class Ranking:

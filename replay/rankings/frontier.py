@@ -24,7 +24,7 @@ outcome of that chain and starts no new one. tests/replay/rankings/test_rankings
 import numpy as np
 
 from core.config import ReplayConfig
-from core.records import Flags, FloatArray, Provenance
+from core.records import Flags, FloatArray
 from replay.keys import Reals
 from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
@@ -54,7 +54,7 @@ class Frontier(Ranking):
         lucky[found.order] = (curve < HOPELESS)[found.run]
         front[fronts] = True
         return (
-            (states.provenance == Provenance.OWN_FAILED, "an own failure: this ranking follows successes"),
+            (~states.proven, "an own failure: this ranking follows successes"),
             (mastered(states.root_wins, states.root_losses), IS_SOLVED),
             (rests, "its chain is mastered from its shallowest state"),
             (lucky, f"its chain succeeds in less than {HOPELESS:.0%}"),
@@ -138,4 +138,4 @@ def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
 def working_chains(states: StateColumns) -> Chains:
     """The proven chains of problems that are not mastered from their root."""
     root = mastered(states.root_wins, states.root_losses)
-    return chains_of(states, (states.provenance != Provenance.OWN_FAILED) & ~root)
+    return chains_of(states, states.proven & ~root)

@@ -141,6 +141,8 @@ def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -
 
 def test_frontier_waits_for_the_first_success_of_a_problem() -> None:
     assert frontier(columns([20, 66, 67, 90], [FAILED] * 4)).tolist() == [-INF] * 4
+    assert frontier(columns([20, 66], [CHECKED] * 2)).tolist() == [-INF] * 2  # right so far, and a failure
+    assert told("frontier", columns([66], [CHECKED])) == ["an own failure: this ranking follows successes"]
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
     assert frontier(mixed).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
     assert retention("frontier", mixed) == [0.0, 4.0]
@@ -193,7 +195,7 @@ def problem(rng: np.random.Generator, number: int) -> StateColumns:
     given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
     return columns(
         rng.permutation(90)[:12].tolist(),
-        rng.integers(0, 3, 12).tolist(),
+        rng.integers(0, 4, 12).tolist(),
         chain=rng.integers(0, 3, 12) + 10 * number,
         problem=[number] * 12,
         tried=rng.integers(0, 20, 12),
