@@ -7,18 +7,20 @@ of a problem's states depend only on its columns and the model.
 
 A state with the share x of its trajectory's decisions still to come (1 at the root) has
 
-    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + checked b7 + d
+    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + checked (b7 + b8 x) + d
 
 v is the critic's value and m its mean over the problem's states, both in deviations of all values. So the critic is
 trusted as far as it predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2),
-its most probable value given the problem's own outcomes, of the root and its proven states. On top come its own w, l:
+its most probable value given the problem's own outcomes: of the root, its proven states, and those checked states from
+which a continuation has succeeded. Losses of the others may say that the check missed an error, so they count for their
+state alone. On top come a state's own w, l:
 
     p = (n c + w) / (n + w + l)          c = the chance above, n = what it counts as, in outcomes
 
 n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
 Beta(n c, n (1 - c)) distribution. If states stay right or wrong, n is small and their own outcomes decide.
 
-A proven state's outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
+These outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
 its own d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To count them as
 n + 1 outcomes at most slows the way back to the root.
 """
@@ -33,7 +35,7 @@ from core.records import Provenance
 from replay.keys import Reals
 from replay.rankings.base import StateColumns, SuccessModel
 
-PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0, 0.25])
+PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0, 0.25, 0.1])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
 PROBLEM_PRECISION = 0.25  # 1 / D^2: problems differ by D = 2 in log odds: success from 12 to 88 % around an even chance
 SAME, PAIRS = 16.0, 20.0  # evidence for n = SAME / (PAIRS - SAME) = 4 before there is any: 20 pairs that would differ
@@ -41,7 +43,7 @@ LEAST_N, MOST_N = 0.25, 20.0  # of n: below, one outcome decides almost alone; a
 
 
 class Feature(IntEnum):
-    """The features of a state, in the order of their columns and of their weights b0 to b7."""
+    """The features of a state, in the order of their columns and of their weights b0 to b8."""
 
     ONE = 0
     LEFT = 1  # x
@@ -51,6 +53,7 @@ class Feature(IntEnum):
     PROBLEM_VALUE = 5  # m
     VALUE = 6  # v - m
     CHECKED = 7  # a failure whose text is right so far
+    CHECKED_LEFT = 8
 
 
 def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
@@ -81,7 +84,8 @@ def features_of(columns: StateColumns) -> Reals:
     failed = (columns.provenance == Provenance.OWN_FAILED).astype(np.float64)
     canonical = (columns.provenance == Provenance.CANONICAL).astype(np.float64)
     checked = (columns.provenance == Provenance.OWN_CHECKED).astype(np.float64)
-    return np.stack([np.ones(len(left)), left, failed, failed * left, canonical, mean, value - mean, checked], axis=1)
+    of_kind = (failed, failed * left, canonical, mean, value - mean, checked, checked * left)
+    return np.stack([np.ones(len(left)), left, *of_kind], axis=1)
 
 
 def chances(columns: StateColumns, features: Reals) -> Reals:
@@ -97,7 +101,8 @@ def chances(columns: StateColumns, features: Reals) -> Reals:
     root_wins, root_tried = columns.root_wins[first].astype(np.float64), columns.root_losses[first].astype(np.float64)
     root_tried = root_tried + root_wins
     tried = (columns.wins + columns.losses).astype(np.float64)
-    rows = np.flatnonzero((tried > 0) & (columns.provenance != Provenance.OWN_FAILED))
+    has_won = (columns.provenance == Provenance.OWN_CHECKED) & (columns.wins > 0)
+    rows = np.flatnonzero((tried > 0) & (columns.proven | has_won))
     owner, own, wins, tried = columns.problem[rows], odds[rows], columns.wins[rows].astype(np.float64), tried[rows]
     offset = np.zeros(len(first))
     for _ in range(10):  # Newton, each step at most 1 long

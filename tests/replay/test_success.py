@@ -39,30 +39,30 @@ def test_features_by_hand() -> None:
     states = columns([25, 50, 80, 40], [FAILED, SUCCESS, CANONICAL, CHECKED], value=[0.2, 0.4, 0.9, 0.5])
     # mean value 0.5; in deviations of 0.25 around 0.3: values -0.4, 0.4, 2.4, mean 0.8
     expected = [
-        [1, 0.75, 1, 0.75, 0, 0.8, -1.2, 0],
-        [1, 0.5, 0, 0, 0, 0.8, -0.4, 0],
-        [1, 0.2, 0, 0, 1, 0.8, 1.6, 0],
-        [1, 0.6, 0, 0, 0, 0.8, 0.0, 1],
+        [1, 0.75, 1, 0.75, 0, 0.8, -1.2, 0, 0],
+        [1, 0.5, 0, 0, 0, 0.8, -0.4, 0, 0],
+        [1, 0.2, 0, 0, 1, 0.8, 1.6, 0, 0],
+        [1, 0.6, 0, 0, 0, 0.8, 0.0, 1, 0.6],
     ]
     np.testing.assert_allclose(
         features_of(replace(states, model=SuccessModel(centre=0.3, spread=0.25))), expected, rtol=1e-6, atol=1e-6
     )
 
 
-FEATURES = [*[st.floats(0, 1)] * 5, *[st.floats(-3, 3)] * 2, st.floats(0, 1)]
+FEATURES = [*[st.floats(0, 1)] * 5, *[st.floats(-3, 3)] * 2, *[st.floats(0, 1)] * 2]
 
 
 @given(st.lists(st.tuples(*FEATURES, st.integers(0, 40), st.integers(0, 40)), max_size=30))
 def test_the_fit_is_the_most_probable_one(rows: list[tuple[float, ...]]) -> None:
     """There the slope of log likelihood + log prior is 0: sum of (w - n p) f = precision (b - prior)."""
-    evidence = np.array(rows).reshape(-1, 10)
-    features, wins, losses = evidence[:, :8], evidence[:, 8], evidence[:, 9]
+    evidence = np.array(rows).reshape(-1, 11)
+    features, wins, losses = evidence[:, :9], evidence[:, 9], evidence[:, 10]
     weights = np.array(fit(features, wins, losses))
     slope = features.T @ (wins - (wins + losses) * sigmoid(features @ weights))
     np.testing.assert_allclose(slope, PRECISION * (weights - np.array(MODEL.weights)), atol=1e-6)
 
 
-HALF = [1.0, 0.5, 0, 0, 0, 0, 0, 0]
+HALF = [1.0, 0.5, 0, 0, 0, 0, 0, 0, 0]
 """Features of an own success's state at half of its length."""
 
 
@@ -74,7 +74,7 @@ def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
     evidence = Evidence()
     evidence.root_tried, evidence.root_success, evidence.root_squares = 1000, 10.0, 10.0
     evidence.join_roots()
-    join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0, 0]), 300, 300, 1.0)
+    join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0, 0, 0]), 300, 300, 1.0)
     start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model(of_success=True))
     assert start == pytest.approx(0.01, abs=0.004)
     assert end == pytest.approx(0.5, abs=0.04)
@@ -113,6 +113,19 @@ def test_the_offset_of_a_problem_comes_from_its_root_and_its_proven_states() -> 
     assert known(columns([75], [FAILED], wins=[6], losses=[2])) == known(columns([75], [FAILED]))
 
 
+def test_a_checked_state_tells_of_its_problem_once_a_continuation_succeeds() -> None:
+    """Until then its losses may come from an error that the check missed, and they are its own."""
+    kinds = [CHECKED, CHECKED]
+    untried = known(columns([25, 75], kinds))
+    assert known(columns([25, 75], kinds, losses=[0, 8])) == untried
+    lost, won = (
+        known(columns([25, 75], kinds, losses=[0, 2])),
+        known(columns([25, 75], kinds, losses=[0, 2], wins=[0, 6])),
+    )
+    assert lost[0] < won[0]
+    assert won == pytest.approx(known(columns([25, 75], [SUCCESS, SUCCESS], losses=[0, 2], wins=[0, 6])))
+
+
 def test_a_model_as_text_is_the_same_model() -> None:
-    model = SuccessModel((0.1, 1 / 3, -2.0, 1e-9, 0.0, 7.0, 2.0), 0.3, 0.1, 1e6)
+    model = SuccessModel((0.1, 1 / 3, -2.0, 1e-9, 0.0, 7.0, 2.0, -1.0, 0.5), 0.3, 0.1, 1e6)
     assert from_text(to_text(model)) == model

@@ -54,7 +54,7 @@ def test_states_of_failures_that_are_right_so_far_begin_like_those_of_successes(
     assert state_chances(begun)[0] == pytest.approx(state_chances(begun)[1])
     assert weights([50], [CHECKED])[0] > 0 == weights([50], [FAILED])[0]
     assert weights([50], [CHECKED], losses=[80], tried=[80]) == [0]
-    other = replace(begun, model=replace(begun.model, weights=(2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0, -5.0)))
+    other = replace(begun, model=replace(begun.model, weights=(2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0, -5.0, 0.0)))
     assert told("learnability", other) == ["its chance of success is below 5%", ""]
 
 
@@ -116,6 +116,12 @@ def test_what_is_needed_later_is_kept() -> None:
     kept = OURS.retention(states, priority)
     assert kept[0] > 1
     assert kept[3] == 0
+
+
+def test_a_proven_state_is_kept_before_a_checked_one() -> None:
+    states = columns([75, 25, 60], [SUCCESS, CHECKED, FAILED], chain=[0, 1, 2], tried=[0, 4, 0], wins=[0, 2, 0])
+    kept = OURS.retention(states, OURS.priority(states))
+    assert kept[0] > 2 >= kept[1] > 1 > kept[2]
 
 
 def share_before(length: int, loop: Loop) -> float:
