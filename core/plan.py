@@ -8,6 +8,7 @@ from core import PROGRAM
 from core.config import ClusterConfig, Config, Device, LearnerConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
+from core.sections.replay import RANKINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ def plan_warnings(config: Config) -> list[str]:
         lines.append(
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
+        )
+    if config.replay.trust_checked and config.replay.ranking in set(RANKINGS) - {"learnability"}:
+        lines.append(
+            f"replay.trust_checked has no effect with replay.ranking '{config.replay.ranking}', which does not "
+            "read it; set the ranking to learnability, or replay.trust_checked to false"
         )
     learner = config.learner
     alone = learner.critic_warmup * learner.minibatches * learner.critic_epochs

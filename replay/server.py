@@ -20,7 +20,7 @@ from replay.journal import Journal, read_journal, unreadable
 from replay.keys import shard_of
 from replay.records import Counters
 from replay.shard import Shard
-from replay.snapshot import load_snapshot, write_snapshot
+from replay.snapshot import FORMAT, load_snapshot, write_snapshot
 
 JOURNAL = "shard-{}.journal"
 R = TypeVar("R")
@@ -113,7 +113,7 @@ class ShardServer:
         path = journal.path.with_name(f"shard-{self._index}.{self._store_id}.{self._sequence}.parquet")
         write_snapshot(self._shard, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)  # the old journal may refer to a file of this name
-        about = {"store": self._store_id, "sequence": self._sequence, "snapshot": path.name}
+        about = {"format": FORMAT, "store": self._store_id, "sequence": self._sequence, "snapshot": path.name}
         journal.begin(about | {"vocabulary": self._vocabulary})
         for old in path.parent.glob(f"shard-{self._index}.*"):
             if old not in (path, journal.path):
@@ -133,6 +133,8 @@ class Recovered:
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
     """Recover a shard from its snapshot and the journal that follows it. StoreError names what cannot be read."""
     header, writes, size = read_journal(journal)
+    if header.get("format") != FORMAT:
+        raise unreadable(journal, ValueError(f"its format is {header.get('format')}, not {FORMAT}"))
     shard = Shard(config, header["vocabulary"])
     shard.counters = load_snapshot(shard, journal.with_name(header["snapshot"]))
     try:

@@ -12,7 +12,7 @@ from core.sections.replay import RANKINGS
 from replay.rankings.base import Ranking, StateColumns, excluded
 
 FIELD = "replay.ranking"
-_HALVES = slice(4), slice(4, 8)
+_HALVES = slice(5), slice(5, 10)
 
 
 def find_ranking(config: ReplayConfig) -> Ranking:
@@ -24,22 +24,23 @@ def find_ranking(config: ReplayConfig) -> Ranking:
 
 
 def example_states() -> StateColumns:
-    """Two problems with two chains each: an own failure, two states of a success, one of a canonical solution."""
+    """Two problems with four chains each: an own failure, two states of a success, one of a canonical solution, and one
+    of a failure that is right so far."""
     columns: dict[str, list[float]] = {
-        "problem": [0, 0, 0, 0, 1, 1, 1, 1],
-        "chain": [0, 1, 1, 2, 3, 4, 4, 5],
-        "length": [40, 20, 60, 50, 30, 10, 70, 80],
-        "total": [100] * 8,
-        "left": [0.5, 0.9, 0.3, 0.5, 0.8, 0.95, 0.2, 0.1],
-        "value": [0.1, 0.4, 0.9, 0.5, 0.2, 0.3, 0.8, 0.6],
-        "provenance": [0, 1, 1, 2, 0, 1, 1, 2],
-        "wins": [0, 1, 3, 0, 0, 0, 2, 0],
-        "losses": [4, 3, 1, 0, 0, 0, 2, 0],
-        "squares": [0, 1, 3, 0, 0, 0, 2, 0],
-        "tried": [4, 4, 4, 0, 0, 0, 4, 0],
-        "root_wins": [1, 1, 1, 1, 9, 9, 9, 9],
-        "root_losses": [7, 7, 7, 7, 0, 0, 0, 0],
-        "root_solved": [1, 1, 1, 1, 9, 9, 9, 9],
+        "problem": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1],
+        "chain": [0, 1, 1, 2, 3, 4, 5, 5, 6, 7],
+        "length": [40, 20, 60, 50, 30, 30, 10, 70, 80, 40],
+        "total": [100] * 10,
+        "left": [0.5, 0.9, 0.3, 0.5, 0.7, 0.8, 0.95, 0.2, 0.1, 0.6],
+        "value": [0.1, 0.4, 0.9, 0.5, 0.3, 0.2, 0.3, 0.8, 0.6, 0.4],
+        "provenance": [0, 1, 1, 2, 3, 0, 1, 1, 2, 3],
+        "wins": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
+        "losses": [4, 3, 1, 0, 2, 0, 0, 2, 0, 4],
+        "squares": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
+        "tried": [4, 4, 4, 0, 4, 0, 0, 4, 0, 4],
+        "root_wins": [1, 1, 1, 1, 1, 9, 9, 9, 9, 9],
+        "root_losses": [7, 7, 7, 7, 7, 0, 0, 0, 0, 0],
+        "root_solved": [1, 1, 1, 1, 1, 9, 9, 9, 9, 9],
     }
     reals = ("left", "value", "wins", "losses", "squares", "root_wins", "root_losses")
     types: dict[str, Any] = {"provenance": np.uint8} | dict.fromkeys(reals, np.float32)

@@ -153,6 +153,9 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     for imitated, warned in ((32, 1), (0, 0)):
         alone = {"rollout": {"samples": 1}, "replay": {"imitated": imitated}}
         assert len(plan_warnings(parse_config(alone, "test"))) == warned
+    for ranking, warned in (("learnability", 0), ("value", 1), ("own:Ranking", 0)):
+        trusting = {"replay": {"trust_checked": True, "ranking": ranking}}
+        assert len(plan_warnings(parse_config(trusting, "test"))) == warned
     for warmup_steps, warned in ((7, 0), (8, 1)):  # 2 iterations x 4 minibatches = 8 steps of the critic alone
         critic = {"critic_warmup": 2, "minibatches": 4, "warmup_steps": warmup_steps}
         assert len(plan_warnings(parse_config({"learner": critic}, "test"))) == warned

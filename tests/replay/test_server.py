@@ -12,8 +12,10 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import CutTrajectory, Provenance
-from replay.server import ShardServer
+from replay.journal import Journal, read_journal
+from replay.server import ShardServer, recover
 from replay.shard import Shard
+from replay.snapshot import FORMAT
 from replay.stats import shard_stats
 from replay.writes import pack_trajectories
 
@@ -105,6 +107,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_files_of_an_earlier_store_are_not_read(tmp_path: Path) -> None:
     fill(server(tmp_path, "a"), 1, 3)
     assert content(server(tmp_path, "b")) == set()
+
+
+def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
+    fill(server(tmp_path), 1, 3)
+    journal = tmp_path / "shard-0.journal"
+    header, writes, _ = read_journal(journal)
+    assert writes
+    Journal(journal).begin(header | {"format": FORMAT - 1})
+    with pytest.raises(StoreError, match=rf"/shard-0.journal: cannot be read \(its format is {FORMAT - 1}, not"):
+        recover(journal, CONFIG)
+    assert content(server(tmp_path)) == set()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])

@@ -113,7 +113,7 @@ def test_check_accepts_a_users_own_ranking_and_refuses_a_wrong_one(capsys: pytes
     assert launch.main(["check", "--offline", "--replay.ranking", "own_ranking:Shallow"]) == 0
     assert "own_ranking:Shallow" in capsys.readouterr().out
     assert launch.main(["check", "--offline", "--replay.ranking", "own_ranking:Short"]) != 0
-    assert "error: replay.ranking 'own_ranking:Short' on 8 states: priority is" in capsys.readouterr().err
+    assert "error: replay.ranking 'own_ranking:Short' on 10 states: priority is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RANKINGS)
@@ -126,7 +126,7 @@ def test_the_rankings_pass_their_own_check(name: str) -> None:
     [
         ("own_ranking:Whole", "priorities change if a problem is ranked alone"),
         ("own_ranking:Raises", "ValueError: assignment destination is read-only"),
-        ("own_ranking:Short", r"priority is array\(.*; return an array of floats of shape \(8,\)"),
+        ("own_ranking:Short", r"priority is array\(.*; return an array of floats of shape \(10,\)"),
         ("own_ranking:Whys", "why_not excludes a state that has a priority; return -inf for it"),
         ("own_ranking:Logs", r"priority has a NaN or \+inf"),
         ("own_ranking:function", r"name a subclass of replay\.rankings\.base\.Ranking"),
