@@ -37,11 +37,13 @@ def append_line(table: Path, row: Mapping[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The commit of the code, with '+' if files other than results differ from it. Outside a repository the variable
-    GIT_COMMIT says it."""
+    """The commit of the code, with '+' if files other than results differ from it. The variable GIT_COMMIT comes
+    first, for a copy without a repository."""
+    if (known := os.environ.get("GIT_COMMIT")) is not None:
+        return known
     changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
-    known = [
+    head, changed = (
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
         for arguments in (("rev-parse", "--short", "HEAD"), changes)
-    ]
-    return known[0] + ("+" if known[1] else "") if known[0] else os.environ.get("GIT_COMMIT", "")
+    )
+    return head + "+" * bool(changed)

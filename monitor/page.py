@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader
 
 from core.errors import CheckpointError, StoreError
@@ -18,6 +17,7 @@ from core.run_directory import read_jsonl, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
 from monitor.run_files import RunFiles, answers, series
+from monitor.store_table import by_provenance
 from monitor.store_view import open_store
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import PHASES
@@ -173,19 +173,17 @@ def _store(item: RunFiles) -> dict[str, Any]:
     table, rows = view.table, []
     if not table.num_rows:
         return {}
-    for kind in table["provenance"].unique().to_pylist():
-        part = table.filter(pc.equal(table["provenance"], kind))
-        tried, solved = pc.sum(part["tried"]).as_py(), pc.sum(part["solved"]).as_py()
-        drawable = pc.sum(pc.is_finite(part["priority"])).as_py()
-        rate = f"{solved / tried:.1%} of {tried:,}" if tried else "not tried"
-        rows.append((kind.replace("_", " "), f"{part.num_rows:,}", f"{drawable:,}", rate))
+    for kind, counts in by_provenance(table).items():
+        tried = counts["tried"]
+        rate = f"{counts['solved'] / tried:.1%} of {tried:,}" if tried else "not tried"
+        rows.append((kind.replace("_", " "), f"{counts['states']:,}", f"{counts['drawable']:,}", rate))
     charts = [
         histogram("Depth of the states", "tokens", table["depth"].to_pylist()),
         histogram("Age of their values", "weight versions", table["age"].to_pylist()),
     ]
     chains = sum(len(shard.trajectories) for shard in view.shards)
-    counts = {"states": f"{table.num_rows:,}", "chains": f"{chains:,}"}
-    return {"run": item.run.name, "rows": rows, "charts": charts, **counts}
+    totals = {"states": f"{table.num_rows:,}", "chains": f"{chains:,}"}
+    return {"run": item.run.name, "rows": rows, "charts": charts, **totals}
 
 
 def _samples(item: RunFiles) -> dict[str, Any]:

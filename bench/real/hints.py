@@ -70,7 +70,8 @@ def supervised(run: Run, work: Path, warm: str, order: Mapping[str, Any]) -> Row
     evaluations: list[Row] = [prefix["evaluations"][0]]  # of the same model on the same problems
     for last in (False, True):
         name = f"{run.name}-{passes}"
-        model = fine_tuned(run, work, name, "hints", {"model.path": warm, "sft.epochs": passes})
+        fields = {"model.path": warm, "sft.epochs": passes, "cluster.device": order["device"]}
+        model = fine_tuned(run, work, name, "hints", fields)
         config = single_process(configuration(run, work, model, order["changes"], order["device"]))
         with opened(run, config) as (parts, resolved, _):
             each = tokens_of(parts.task.train)

@@ -23,9 +23,11 @@ from bench.runs import append_line
 from core.config import Config
 from core.errors import ConfigError
 from core.machine import this_machine
-from core.run_directory import read_jsonl
+from core.run_directory import RunDirectory, read_jsonl
 from core.startup import set_environment
+from monitor.store_table import by_provenance, read_shards, states_table
 from trainer.local import single_process
+from trainer.records import Components
 
 Row = dict[str, Any]
 
@@ -49,9 +51,17 @@ def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
             return measure(parts, resolved, directory, order["scale"])
         before = first_evaluation(read_jsonl(Path(order["table"])), run)
         found = train(parts, resolved, directory, PARTS[run.part], order["budget"], before)
+        found["store"] = store_at_the_end(parts, resolved, directory)
         if run.part == "hints":
             found["solved"] = solved(parts, resolved)
         return found
+
+
+def store_at_the_end(parts: Components, config: Config, directory: RunDirectory) -> dict[str, dict[str, int]]:
+    """Of each provenance: states in the store, those that may be drawn, their continuations and the solved ones."""
+    folder = directory.path / "store"
+    parts.replay.save(folder)
+    return by_provenance(states_table(read_shards(folder, folder, config.replay)))
 
 
 def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:
@@ -69,7 +79,7 @@ def main(path: Path) -> None:
     if run.part == "hints":
         won = successes(Path(order["table"]).parent, run.seed)
     write_splits(run, work, order["scale"], won)
-    model = warm_start(run, work)
+    model = warm_start(run, work, order["device"])
     digest = _digest(Path(model) / "model.safetensors") if model else ""
     check_model(read_jsonl(Path(order["table"])), run, digest)
     started, starts = time.monotonic(), work / "logs" / f"{run.name}.starts.jsonl"

@@ -90,9 +90,11 @@ def _kept(count: int, scale: float) -> int:
     return max(8, round(scale * count))
 
 
-def warm_start(run: Run, work: Path) -> str:
+def warm_start(run: Run, work: Path, device: str) -> str:
     """The folder of the model that a run starts from, made if need be; empty if it starts from the recipe's."""
-    return fine_tuned(run, work, f"warm-{run.seed}", "warm", {}) if data_of(run) == "gsm8k" else ""
+    return (
+        fine_tuned(run, work, f"warm-{run.seed}", "warm", {"cluster.device": device}) if data_of(run) == "gsm8k" else ""
+    )
 
 
 def fine_tuned(run: Run, work: Path, name: str, rows: str, more: Fields) -> str:

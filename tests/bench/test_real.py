@@ -17,6 +17,7 @@ from bench.real.run import check_model, first_evaluation
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
 from bench.real.training import METRICS
+from bench.runs import commit
 from core.errors import ConfigError
 from core.plan import batch_plan
 from core.run_directory import RunDirectory
@@ -272,6 +273,12 @@ def trained(arm: str, seed: int, *success: float) -> dict[str, Any]:
         ],
         "iterations": {**columns, **counts, "total_seconds": [10.0, 20.0]},
     }
+
+
+def test_a_copy_without_a_repository_says_its_commit_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_COMMIT", "abc+")
+    monkeypatch.setenv("PATH", "")  # there is no git
+    assert commit() == "abc+"
 
 
 def test_the_tables_of_a_part(tmp_path: Path) -> None:

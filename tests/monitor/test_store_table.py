@@ -12,6 +12,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import CutTrajectory, Outcome, Provenance
 from monitor.store_table import (
+    by_provenance,
     export,
     first_states,
     lineage,
@@ -65,6 +66,14 @@ def child(parent: int, lengths: list[int]) -> CutTrajectory:
     tokens, values = np.array([0, 1, 2, 9, 9, 9], np.int32), np.full(len(lengths), 0.5, np.float32)
     states = np.array(lengths, np.int32), values
     return CutTrajectory("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
+
+
+def test_counts_of_each_provenance(store: ReplayStore, tmp_path: Path) -> None:
+    assert by_provenance(whole(tmp_path)) == {
+        "own_failed": {"states": 2, "drawable": 2, "tried": 2, "solved": 1},
+        "own_successful": {"states": 1, "drawable": 1, "tried": 0, "solved": 0},
+        "canonical": {"states": 2, "drawable": 2, "tried": 0, "solved": 0},
+    }
 
 
 def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path) -> None:
