@@ -151,10 +151,10 @@ class Part:
 FACTORS = ("both", "imitation", "neither", "replay")
 GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
-    "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 3, {}),
+    "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 1, {}),
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
     "sums": Part("demo", (*FACTORS, "checked", "trusted", "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
-    "epochs": Part("demo", ("epochs",), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
+    "epochs": Part("demo", ("epochs",), 3, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
     "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),

@@ -91,8 +91,9 @@ def of_hints(part: str, found: Parts, folder: Path) -> Section:  # noqa: ARG001
         return lines, checks
     gains = [final(arms["prefix"][seed]) - best_after_loss(arms["loss"][seed]) for seed in seeds]
     each = ", ".join(f"{100 * gain:.1f}" for gain in gains)
-    decision = "recommended" if min(gains) >= WORTH else "not recommended"
-    told = decision if planned(part) <= set(seeds) else "undecided: runs are missing"
+    told = "not recommended"  # the rule asks for every seed index
+    if min(gains) >= WORTH:
+        told = "recommended" if planned(part) <= set(seeds) else "undecided: runs are missing"
     lines += [f"`prefix` less the better of the two of `loss`, points by seed index: {each}.", ""]
     lines += [f"Replay of hints: {told}.", ""]
     return lines, [check("hints: least gain of prefix over loss, pass@1", 100 * min(gains), "points")]

@@ -174,6 +174,8 @@ def test_hints_must_beat_the_better_of_two_supervised_models_in_every_seed(tmp_p
     assert any(line.endswith("points by seed index: 3.0, 3.0, 3.0.") for line in lines)
     assert "Replay of hints: recommended." in lines
     assert check.value == pytest.approx(3.0)
+    once = [hinted("prefix", 1, 0.05, 0.08, 0.12), hinted("loss", 1, 0.05, 0.06, 0.11)]
+    assert "Replay of hints: not recommended." in whole_page.of_hints("hints", {"hints": arms_of(once)}, tmp_path)[0]
     worse = [*table, hinted("loss", 3, 0.05, 0.06, 0.11)]
     lines, (check,) = whole_page.of_hints("hints", {"hints": arms_of(worse)}, tmp_path)
     assert "Replay of hints: not recommended." in lines
