@@ -25,6 +25,7 @@ ARMS: Mapping[str, Fields] = {
     "both": {},
     "checked": {"replay.exclude_wrong": True},
     "trusted": {"replay.exclude_wrong": True, "replay.trust_checked": True},
+    "hinted": {"replay.canonical": True},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
     "epochs": {**NEITHER, "learner.epochs": 4},
     "weak_kl": {**NEITHER, "algorithm.kl_coefficient": 0.02, "algorithm.kl_schedule": "constant"},
@@ -41,11 +42,12 @@ TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("checked", "both"), ("checked", "imitation"), ("trusted", "checked"), ("trusted", "imitation"),
+    ("hinted", "both"), ("hinted", "imitation"),
     ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
     ("prefix", "fresh"),
 )  # fmt: skip
-"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked` and `trusted` minus
-`imitation`."""
+"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked`, `trusted` and
+`hinted` minus `imitation`."""
 
 GSM8K_FIELDS: Fields = {
     "task.problems": "auto",  # all rows of the file of the seed index
@@ -153,7 +155,9 @@ GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 1, {}),
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
-    "sums": Part("demo", (*FACTORS, "checked", "trusted", "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True),
+    "sums": Part(
+        "demo", (*FACTORS, "checked", "trusted", "hinted", "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True
+    ),
     "epochs": Part("demo", ("epochs",), 3, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
     "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
