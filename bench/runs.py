@@ -37,10 +37,10 @@ def append_line(table: Path, row: Mapping[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The commit of the code, with '+' if files other than results differ from it. The variable GIT_COMMIT comes
-    first, for a copy without a repository."""
-    if (known := os.environ.get("GIT_COMMIT")) is not None:
-        return known
+    """The commit of the code, with '+' if files other than results differ from it. In a copy without a
+    repository the variable GIT_COMMIT says it."""
+    if not (ROOT / ".git").exists():
+        return os.environ.get("GIT_COMMIT", "")
     changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     head, changed = (
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -20,7 +20,7 @@ from replay.journal import Journal, read_journal, unreadable
 from replay.keys import shard_of
 from replay.records import Counters
 from replay.shard import Shard
-from replay.snapshot import FORMAT, load_snapshot, write_snapshot
+from replay.snapshot import FORMAT, check_format, load_snapshot, write_snapshot
 
 JOURNAL = "shard-{}.journal"
 R = TypeVar("R")
@@ -133,8 +133,7 @@ class Recovered:
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
     """Recover a shard from its snapshot and the journal that follows it. StoreError names what cannot be read."""
     header, writes, size = read_journal(journal)
-    if header.get("format") != FORMAT:
-        raise unreadable(journal, ValueError(f"its format is {header.get('format')}, not {FORMAT}"))
+    check_format(journal, header)
     shard = Shard(config, header["vocabulary"])
     shard.counters = load_snapshot(shard, journal.with_name(header["snapshot"]))
     try:

@@ -3,7 +3,7 @@ with trajectories and states as nested columns, so any split over other shards i
 that was loaded draws, ranks and evicts exactly as the one that was written."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"  # describes a saved store of any number of shards, in the folder of their snapshots
-FORMAT = 11
+FORMAT = 12
 PART = 4096  # problems per row group: Arrow cannot read nested columns of more than 2 GiB from one
 
 
@@ -60,13 +60,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest that `ReplayStore.save` wrote. Raises StoreError when it cannot be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest.get("format") != FORMAT:
-            raise ValueError(f"its format is {manifest.get('format')}, not {FORMAT}")
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{folder / MANIFEST}: cannot be read ({first_line(error)}); resume from another checkpoint"
         ) from error
+    check_format(folder / MANIFEST, manifest)
     return manifest
+
+
+def check_format(path: Path, about: Mapping[str, Any]) -> None:
+    """Raises StoreError if a manifest or the header of a journal is of another version of the code."""
+    if (found := about.get("format")) != FORMAT:
+        raise StoreError(
+            f"{path}: its format is {found}, but this code reads {FORMAT}; go on with the code that wrote it, or start "
+            "a new run"
+        )
 
 
 def _table(shard: Shard) -> pa.Table:

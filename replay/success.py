@@ -11,16 +11,15 @@ A state with the share x of its trajectory's decisions still to come (1 at the r
 
 v is the critic's value and m its mean over the problem's states, both in deviations of all values. So the critic is
 trusted as far as it predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2),
-its most probable value given the problem's own outcomes: of the root, its proven states, and those checked states from
-which a continuation has succeeded. Losses of the others may say that the check missed an error, so they count for their
-state alone. On top come a state's own w, l:
+its most probable value given the problem's own outcomes, of the root and its proven states. Others are left out: their
+losses may say that the prefix is wrong. On top come a state's own w, l:
 
     p = (n c + w) / (n + w + l)          c = the chance above, n = what it counts as, in outcomes
 
 n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
 Beta(n c, n (1 - c)) distribution. If states stay right or wrong, n is small and their own outcomes decide.
 
-These outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
+A proven state's outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
 its own d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To count them as
 n + 1 outcomes at most slows the way back to the root.
 """
@@ -101,8 +100,7 @@ def chances(columns: StateColumns, features: Reals) -> Reals:
     root_wins, root_tried = columns.root_wins[first].astype(np.float64), columns.root_losses[first].astype(np.float64)
     root_tried = root_tried + root_wins
     tried = (columns.wins + columns.losses).astype(np.float64)
-    has_won = (columns.provenance == Provenance.OWN_CHECKED) & (columns.wins > 0)
-    rows = np.flatnonzero((tried > 0) & (columns.proven | has_won))
+    rows = np.flatnonzero((tried > 0) & columns.proven)
     owner, own, wins, tried = columns.problem[rows], odds[rows], columns.wins[rows].astype(np.float64), tried[rows]
     offset = np.zeros(len(first))
     for _ in range(10):  # Newton, each step at most 1 long

@@ -49,10 +49,10 @@ def main() -> None:
     if given.part == "page":
         write_page(results, quick=given.results is not None)
         return
-    arms, part = given.arms or PARTS[given.part].arms, PARTS[given.part]
+    part = PARTS[given.part]
     tuning = read_jsonl(results / "tuning.jsonl") if part.tuned else []
-    seeds = given.seeds or range(1, part.seeds + 1)
-    runs = tuning_matrix(given.part) if given.tune else matrix(given.part, arms, seeds, tuning)
+    planned = matrix(given.part, given.arms or part.arms, given.seeds or (), tuning)
+    runs = tuning_matrix(given.part) if given.tune else planned
     changes = dict(text.split("=", 1) for text in given.set)
     perform_all(runs, results, work, Way(given.scale, given.device, changes))
 

@@ -3,7 +3,7 @@ part differ in nothing but what `ARMS` names."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ class Part:
     points: int = 2  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
     tuned: bool = False  # whether the learning rate is
+    fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
@@ -156,7 +157,14 @@ PARTS: Mapping[str, Part] = {
     "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 1, {}),
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
     "sums": Part(
-        "demo", (*FACTORS, "checked", "trusted", "hinted", "grpo"), 6, SUMS_FIELDS, 60_000, points=1, tuned=True
+        "demo",
+        (*FACTORS, "checked", "trusted", "hinted", "grpo"),
+        6,
+        SUMS_FIELDS,
+        60_000,
+        points=1,
+        tuned=True,
+        fewer={"replay": 3, "grpo": 3},
     ),
     "epochs": Part("demo", ("epochs",), 3, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
@@ -183,9 +191,13 @@ class Run:
 
 
 def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:
-    """All runs of a part: every arm once before the next seed index. All have the rate that was tuned for the part."""
-    rate = best_rate(tuning)
-    return [Run(part, arm, seed, rate) for seed in seeds for arm in arms]
+    """All runs of a part: every arm once before the next seed index. All have the rate that was tuned for the part.
+    Without `seeds` those that are planned."""
+    rate, plan = best_rate(tuning), PARTS[part]
+    if seeds:
+        return [Run(part, arm, seed, rate) for seed in seeds for arm in arms]
+    every = range(1, plan.seeds + 1)
+    return [Run(part, arm, seed, rate) for seed in every for arm in arms if seed <= plan.fewer.get(arm, plan.seeds)]
 
 
 def tuning_matrix(part: str) -> list[Run]:

@@ -92,9 +92,10 @@ def _kept(count: int, scale: float) -> int:
 
 def warm_start(run: Run, work: Path, device: str) -> str:
     """The folder of the model that a run starts from, made if need be; empty if it starts from the recipe's."""
-    return (
-        fine_tuned(run, work, f"warm-{run.seed}", "warm", {"cluster.device": device}) if data_of(run) == "gsm8k" else ""
-    )
+    if data_of(run) != "gsm8k":
+        return ""
+    name = f"warm-{run.seed}" + (f"-{device}" if device != "cpu" else "")
+    return fine_tuned(run, work, name, "warm", {"cluster.device": device})
 
 
 def fine_tuned(run: Run, work: Path, name: str, rows: str, more: Fields) -> str:

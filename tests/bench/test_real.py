@@ -153,6 +153,7 @@ def test_the_baseline_alone_is_tuned_and_all_arms_have_its_rate() -> None:
     assert best_rate(found) == RATES[0]  # as good as the other, and smaller
     assert best_rate(found[:1]) is None
     assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [RATES[0], RATES[0]]
+    assert [run.seed for run in matrix("sums", ["grpo", "both"], (), found) if run.arm == "grpo"] == [1, 2, 3]  # of six
 
 
 def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
@@ -275,10 +276,14 @@ def trained(arm: str, seed: int, *success: float) -> dict[str, Any]:
     }
 
 
-def test_a_copy_without_a_repository_says_its_commit_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_a_repository_says_its_commit_by_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.runs.ROOT", tmp_path)
     monkeypatch.setenv("GIT_COMMIT", "abc+")
-    monkeypatch.setenv("PATH", "")  # there is no git
     assert commit() == "abc+"
+    (tmp_path / ".git").mkdir()  # a repository, though without a commit
+    assert commit() == ""
 
 
 def test_the_tables_of_a_part(tmp_path: Path) -> None:
