@@ -20,14 +20,14 @@ from bench.real.plan import PARTS, Run, configuration, data_of
 from bench.real.splits import warm_start, write_splits
 from bench.real.training import opened, train
 from bench.runs import append_line
-from core.config import Config
+from core.config import Config, ReplayConfig
 from core.errors import ConfigError
 from core.machine import this_machine
-from core.run_directory import RunDirectory, read_jsonl
+from core.run_directory import read_jsonl
 from core.startup import set_environment
 from monitor.store_table import by_provenance, read_shards, states_table
+from replay.store import ReplayStore
 from trainer.local import single_process
-from trainer.records import Components
 
 Row = dict[str, Any]
 
@@ -51,17 +51,16 @@ def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
             return measure(parts, resolved, directory, order["scale"])
         before = first_evaluation(read_jsonl(Path(order["table"])), run)
         found = train(parts, resolved, directory, PARTS[run.part], order["budget"], before)
-        found["store"] = store_at_the_end(parts, resolved, directory)
+        found["store"] = store_at_the_end(parts.replay, resolved.replay, directory.path / "store")
         if run.part == "hints":
             found["solved"] = solved(parts, resolved)
         return found
 
 
-def store_at_the_end(parts: Components, config: Config, directory: RunDirectory) -> dict[str, dict[str, int]]:
-    """Of each provenance: states in the store, those that may be drawn, their continuations and the solved ones."""
-    folder = directory.path / "store"
-    parts.replay.save(folder)
-    return by_provenance(states_table(read_shards(folder, folder, config.replay)))
+def store_at_the_end(store: ReplayStore, config: ReplayConfig, folder: Path) -> dict[str, dict[str, int]]:
+    """`by_provenance` of a store that is saved in `folder` first."""
+    store.save(folder)
+    return by_provenance(states_table(read_shards(folder, folder, config)))
 
 
 def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:

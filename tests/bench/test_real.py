@@ -13,14 +13,17 @@ from bench.real import assay, page
 from bench.real.__main__ import Way, perform_all
 from bench.real.page import arms_of, comparisons, with_interval
 from bench.real.plan import ARMS, ON, PARTS, RATES, Run, best_rate, configuration, matrix, tuning_matrix
-from bench.real.run import check_model, first_evaluation
+from bench.real.run import check_model, first_evaluation, store_at_the_end
 from bench.real.splits import LINES, USUAL_TEST, lines_of, split_gsm8k, split_mbpp
 from bench.real.statistics import Difference, cuts, decide, difference, gain, sign_flip, t_quantile
 from bench.real.training import METRICS
 from bench.runs import commit
+from core.config import ReplayConfig
 from core.errors import ConfigError
 from core.plan import batch_plan
+from core.records import CutTrajectory, Provenance
 from core.run_directory import RunDirectory
+from replay.store import ReplayStore
 from trainer.build import check_needs
 
 WORK = Path("runs/real")
@@ -284,6 +287,17 @@ def test_a_copy_without_a_repository_says_its_commit_by_a_variable(
     assert commit() == "abc+"
     (tmp_path / ".git").mkdir()  # a repository, though without a commit
     assert commit() == ""
+
+
+def test_a_result_counts_the_states_of_the_store_by_provenance(tmp_path: Path) -> None:
+    replay = ReplayConfig()
+    store = ReplayStore(replay, vocabulary=26, directory=tmp_path, fingerprint="f", local=True)
+    tokens, lengths, values = np.arange(5, dtype=np.int32), np.array([1, 3], np.int32), np.zeros(2, np.float32)
+    checked = np.array([True, False])
+    store.add([CutTrajectory("p", tokens, lengths, values, Provenance.OWN_FAILED, 0.0, 1, checked=checked)])
+    counts = store_at_the_end(store, replay, tmp_path)
+    assert {kind: row["states"] for kind, row in counts.items()} == {"own_checked": 1, "own_failed": 1}
+    assert page.checked_states({"store": counts}, "tried") == 0
 
 
 def test_the_tables_of_a_part(tmp_path: Path) -> None:
