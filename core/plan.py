@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from core import PROGRAM
-from core.config import ClusterConfig, Config, Device, LearnerConfig, every_source
+from core.config import ClusterConfig, Config, Device, LearnerConfig, ReplayConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
 from core.sections.replay import RANKINGS
@@ -128,6 +128,13 @@ def plan_warnings(config: Config) -> list[str]:
         lines.append(
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
+        )
+    default = ReplayConfig()
+    others = [n for n in ("ranking", "canonical", "trust_checked") if getattr(config.replay, n) != getattr(default, n)]
+    if others and config.replay.ratio == 0:
+        lines.append(
+            f"replay.{others[0]} has no effect while replay.ratio, the share of replayed starts, is 0; set it to 0.5, "
+            f"say, or leave replay.{others[0]} out"
         )
     if config.replay.trust_checked and config.replay.ranking in set(RANKINGS) - {"learnability"}:
         lines.append(

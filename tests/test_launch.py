@@ -72,15 +72,15 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> Non
     own = "--resume" if command == "train" else "--offline"
     for words in (
         own,
-        "replay       ratio=0.5",
+        "replay       ratio=0.0",
         "zero_stage=0",
     ):  # the schema's defaults: configs/arithmetic.yaml has others
         assert words in text
     assert text.count("\n") < 70
-    assert not re.search("ratio=(?!0.5)", text)
+    assert not re.search("ratio=(?!0.0)", text)
     section = launch(command, "--help", "replay").stdout
     assert re.search(
-        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.5\)", " ".join(section.split())
+        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.0\)", " ".join(section.split())
     )
     assert "learner" not in section
     assert "the nearest is 'replay'" in error_here(command, "--help", "replya")

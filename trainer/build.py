@@ -74,7 +74,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         mask_truncated=config.algorithm.overlong == "mask",
         exclude_wrong=config.replay.exclude_wrong,
         trust_checked=config.replay.trust_checked,
-        canonical=config.replay.canonical,
+        canonical=config.replay.canonical and plan.replayed_starts > 0,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if values_count else 0,
         refresh_while_generating=not config.rollout.sleep,

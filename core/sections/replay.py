@@ -20,8 +20,9 @@ RANKINGS = {
 class ReplayConfig(Section):
     """Replayed starts and the store behind them."""
 
-    ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest share of replayed starts, in [0, 1). Measured: docs/method.md, Choosing a ranking and a share."""
+    ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Largest share of replayed starts, in [0, 1). 0: all rollouts start from prompts. Measured: docs/method.md,
+    Defaults."""
     schedule: Literal["constant", "annealed", "unsolved"] = "unsolved"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
     the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""

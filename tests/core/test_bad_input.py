@@ -165,7 +165,7 @@ def test_a_bad_recipe_is_one_line(content: bytes, told: str, tmp_path: Path) -> 
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"replay": {"capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
+    ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
     ({"starter": {"hidden_size": 100, "heads": 3}}, "starter.hidden_size = 100 does not divide into starter.heads = 3"),
     ({"starter": {"hidden_size": 64, "heads": 4}}, "starter.hidden_size / starter.heads = 16: vLLM's CPU engine"),
     ({"starter": {"hidden_size": 192, "heads": 4}}, "starter.hidden_size / starter.heads = 48: vLLM's CPU engine"),

@@ -154,8 +154,11 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         alone = {"rollout": {"samples": 1}, "replay": {"imitated": imitated}}
         assert len(plan_warnings(parse_config(alone, "test"))) == warned
     for ranking, warned in (("learnability", 0), ("value", 1), ("own:Ranking", 0)):
-        trusting = {"replay": {"trust_checked": True, "ranking": ranking}}
+        trusting = {"replay": {"ratio": 0.5, "trust_checked": True, "ranking": ranking}}
         assert len(plan_warnings(parse_config(trusting, "test"))) == warned
+    for of_replay, warned in ({"ratio": 0.5}, 0), ({}, 1):
+        solutions = {"replay": {"canonical": True, **of_replay}}
+        assert len(plan_warnings(parse_config(solutions, "test"))) == warned
     for warmup_steps, warned in ((7, 0), (8, 1)):  # 2 iterations x 4 minibatches = 8 steps of the critic alone
         critic = {"critic_warmup": 2, "minibatches": 4, "warmup_steps": warmup_steps}
         assert len(plan_warnings(parse_config({"learner": critic}, "test"))) == warned

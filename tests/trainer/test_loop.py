@@ -73,7 +73,7 @@ class Run:
 
 
 def renewing(count: int, *fields: str) -> IterationSettings:
-    return build.iteration_settings(override(Config(), ["--replay.refresh", str(count), *fields]))
+    return build.iteration_settings(override(Config(), ["--replay.ratio", "0.5", "--replay.refresh", str(count), *fields]))
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
@@ -167,7 +167,7 @@ def test_an_iteration_without_any_verdict_is_refused_before_the_update(
     ],
 )
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
-    config = override(Config(), ["--replay.ranking", ranking, "--replay.refresh", "64"])
+    config = override(Config(), ["--replay.ratio", "0.5", "--replay.ranking", ranking, "--replay.refresh", "64"])
     assert build.iteration_settings(config).refresh_states == renewed
     without_replay = override(config, ["--replay.ratio", "0"])
     assert build.iteration_settings(without_replay).refresh_states == 0
