@@ -69,7 +69,7 @@ class AlgorithmConfig(Section):
     """Largest pi_prox / pi_behaviour."""
     importance_floor: UnitInterval = 0.5
     """Smallest pi_prox / pi_behaviour that is not masked."""
-    positive_coefficient: NonNegative = 1.0
+    positive_coefficient: NonNegative = 0.0
     """Weight of the language-model loss: a token of it counts as one with this advantage. It takes correct responses
     where rewards differ, and those that replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
     overlong: Literal["mask", "penalise", "soft", "keep"] = "keep"

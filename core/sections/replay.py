@@ -63,7 +63,7 @@ class ReplayConfig(Section):
     ever are replayed."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
-    imitated: Whole = 32
+    imitated: Whole = 0
     """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the
     newest of each problem of which at most half of the rollouts from the root succeed. Their weight is
     algorithm.positive_coefficient, and halves every 32 iterations. Measured: docs/method.md, Defaults."""
