@@ -62,9 +62,10 @@ def check_recipe(options: Namespace) -> int:
 def describe_plan(config: Config, plan: BatchPlan) -> str:
     """The derived batch arithmetic as text."""
     rollout, learner, ratio = config.rollout, config.learner, config.replay.ratio
+    rest = "the rest fresh" + ("" if config.replay.fill else " or left out")
+    kinds = f"up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {rest}" if ratio else "all fresh"
     rows = {
-        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), "
-        f"the rest fresh{'' if config.replay.fill else ' or left out'}",
+        "starts per iteration": f"{plan.starts}: {kinds}",
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
         "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = "

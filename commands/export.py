@@ -54,7 +54,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
     hub = sorted({source.config.path for source in task_sources(config.task) if on_hub(source.config.path)})
     head: dict[str, object] = {
         "library_name": "transformers",
-        "tags": ["reinforcement-learning", "ppo", "retrospective-replay"],
+        "tags": ["reinforcement-learning", "ppo", *(["retrospective-replay"] if config.replay.ratio else [])],
         **({"base_model": config.model.path} if on_hub(config.model.path) else {}),
         **({"datasets": [name.partition(":")[0] for name in hub]} if hub else {}),
     }
@@ -69,17 +69,17 @@ def model_card(config: Config, run: RunDirectory) -> str:
     trained = (
         f"LoRA of rank {rank}, alpha {learner.lora_alpha}; the adapters are in `adapter`" if rank else "all weights"
     )
+    share = config.replay.ratio
+    replayed = f"replay share {share:g} (ranking `{config.replay.ranking}`)" if share else "no replay"
     recipe = (
         f"{config.algorithm.estimator}, {config.run.iterations} iterations of {config.rollout.starts} starts x "
-        f"{config.rollout.samples} samples, {trained}, learning rate {learner.policy_lr:g}, replay share "
-        f"{config.replay.ratio}, ranking `{config.replay.ranking}`, {config.replay.imitated} imitated successes, seed "
-        f"{config.run.seed}."
+        f"{config.rollout.samples} samples, {trained}, learning rate {learner.policy_lr:g}, {replayed}, "
+        f"{config.replay.imitated or 'no'} imitated successes, seed {config.run.seed}."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
         f"# {run.name}",
-        "A policy that Retrospect (PPO with retrospective replay, arXiv 2504.14363) trained from "
-        f"`{config.model.path}`.",
+        f"A policy that Retrospect (retrospective replay, arXiv 2504.14363) trained from `{config.model.path}`.",
         f"**Data.** {data}.",
         f"**Recipe.** {recipe} Every setting is in `config.yaml`.",
         "**Results.** Success on held-out problems, greedy, from the prompt:",

@@ -53,7 +53,7 @@ def test_a_folder_gets_model_card_and_curves(run: Path, tmp_path: Path) -> None:
     card = (folder / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["tags"][0] == "reinforcement-learning"
     assert "| 2 | 29.0 % | 25.0 to 33.0 % | 256 |" in card
-    assert "replay share 0.5, ranking `learnability`" in card
+    assert "replay share 0.5 (ranking `learnability`)" in card
     assert "trained from `starter`" in card
     assert "**Data.** generated, task `arithmetic`." in card
 
