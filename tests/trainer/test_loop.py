@@ -73,7 +73,8 @@ class Run:
 
 
 def renewing(count: int, *fields: str) -> IterationSettings:
-    return build.iteration_settings(override(Config(), ["--replay.ratio", "0.5", "--replay.refresh", str(count), *fields]))
+    replayed = ["--replay.ratio", "0.5", "--replay.refresh", str(count)]
+    return build.iteration_settings(override(Config(), [*replayed, *fields]))
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
