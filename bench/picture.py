@@ -1,7 +1,8 @@
-"""Draws the README's picture from two runs, the demo and the same without imitation and replay.
+r"""Draws the README's picture from two runs, the demo and the same without imitation and replay.
 
     python launch.py train --config configs/demo.yaml --run.name full
-    python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0
+    python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0 \
+        --algorithm.positive_coefficient 0
     python -m bench.picture runs/full runs/plain
 
 `python -m bench.picture runs/guess --output docs/guess.png` draws a run of configs/guess.yaml for

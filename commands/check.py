@@ -63,7 +63,7 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
     """The derived batch arithmetic as text."""
     rollout, learner, ratio = config.rollout, config.learner, config.replay.ratio
     rest = "the rest fresh" + ("" if config.replay.fill else " or left out")
-    kinds = f"up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {rest}" if ratio else "all fresh"
+    kinds = f"up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {rest}" if ratio else "all from prompts"
     rows = {
         "starts per iteration": f"{plan.starts}: {kinds}",
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",

@@ -71,15 +71,18 @@ def model_card(config: Config, run: RunDirectory) -> str:
     )
     share = config.replay.ratio
     replayed = f"replay share {share:g} (ranking `{config.replay.ranking}`)" if share else "no replay"
+    paper = " with retrospective replay (arXiv 2504.14363)" if share else ""
+    count = config.replay.imitated
+    imitated = f"up to {count} earlier successes imitated in an update" if count else "no imitation"
     recipe = (
         f"{config.algorithm.estimator}, {config.run.iterations} iterations of {config.rollout.starts} starts x "
         f"{config.rollout.samples} samples, {trained}, learning rate {learner.policy_lr:g}, {replayed}, "
-        f"{config.replay.imitated or 'no'} imitated successes, seed {config.run.seed}."
+        f"{imitated}, seed {config.run.seed}."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
         f"# {run.name}",
-        f"A policy that Retrospect (retrospective replay, arXiv 2504.14363) trained from `{config.model.path}`.",
+        f"A policy that Retrospect trained from `{config.model.path}` by reinforcement learning{paper}.",
         f"**Data.** {data}.",
         f"**Recipe.** {recipe} Every setting is in `config.yaml`.",
         "**Results.** Success on held-out problems, greedy, from the prompt:",

@@ -142,6 +142,11 @@ def check_changes(before: Config, after: Config) -> None:
         old, new = setting(before, name), setting(after, name)
         if old != new and name.startswith(LASTING):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
+    old, new = build.critic(before), build.critic(after)
+    if old != new and before.learner.value_model == after.learner.value_model:
+        different.append(
+            f"the critic is {old!r} in this run and cannot become {new!r} (algorithm.estimator, replay.ratio)"
+        )
     if different:
         raise ConfigError(f"--resume: {'; '.join(different)}; start a new run for that")
 

@@ -129,12 +129,12 @@ def plan_warnings(config: Config) -> list[str]:
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
-    default = ReplayConfig()
-    others = [n for n in ("ranking", "canonical", "trust_checked") if getattr(config.replay, n) != getattr(default, n)]
-    if others and config.replay.ratio == 0:
+    default, of_states = ReplayConfig(), ("ranking", "schedule", "fill", "canonical", "trust_checked")
+    idle = [f"replay.{name}" for name in of_states if getattr(config.replay, name) != getattr(default, name)]
+    if idle and config.replay.ratio == 0:
         lines.append(
-            f"replay.{others[0]} has no effect while replay.ratio, the share of replayed starts, is 0; set it to 0.5, "
-            f"say, or leave replay.{others[0]} out"
+            f"without replayed starts {', '.join(idle)} have no effect; set replay.ratio to 0.5, for example, or leave "
+            "them out"
         )
     if config.replay.trust_checked and config.replay.ranking in set(RANKINGS) - {"learnability"}:
         lines.append(
@@ -185,6 +185,12 @@ def batch_plan(config: Config) -> BatchPlan:
                 f"task.min_operations = {task.min_operations} is larger than task.max_operations = "
                 f"{task.max_operations}"
             )
+    replayed = round(rollout.starts * config.replay.ratio)
+    if config.replay.ratio > 0 and not replayed:
+        raise ConfigError(
+            f"replay.ratio = {config.replay.ratio:g} of rollout.starts = {rollout.starts} is less than one start; "
+            "raise one of them, or set replay.ratio to 0"
+        )
     if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
         raise ConfigError(
             f"replay.capacity = {config.replay.capacity} is less than replay.start_states = "
@@ -195,7 +201,7 @@ def batch_plan(config: Config) -> BatchPlan:
     steps = learner.epochs * learner.minibatches
     return BatchPlan(
         starts=rollout.starts,
-        replayed_starts=round(rollout.starts * config.replay.ratio),
+        replayed_starts=replayed,
         trajectories=trajectories,
         minibatch=minibatch,
         steps_per_iteration=steps,

@@ -91,7 +91,8 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     (
         f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
         "lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first "
-        "(launch.py sft), reward parts of an answer, or set replay.canonical"
+        "(launch.py sft), reward parts of an answer, or replay the ends of solutions (replay.ratio 0.5, "
+        "replay.canonical true)"
     ): no_reward,
     (
         f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to "

@@ -66,7 +66,8 @@ def test_the_recipe_of_the_readme_trains_in_float32(shared: tuple[Path, list[str
 def test_bfloat16_with_replay_a_resumed_run_and_an_evaluation(shared: tuple[Path, list[str]]) -> None:
     root, options = shared
     folder = root / "bf16"
-    replay = ("--replay.start_states", "1", "--replay.ranking", "value", "--replay.schedule", "constant")
+    draw = ("--replay.ratio", "0.5", "--replay.start_states", "1", "--replay.ranking", "value")
+    replay = (*draw, "--replay.schedule", "constant")
     run("train", *options, *replay, "--run.name", "bf16", "--model.dtype", "bfloat16")
     run("train", "--resume", str(folder), "--run.iterations", "2")
     lines = metrics(folder)

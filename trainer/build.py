@@ -58,7 +58,8 @@ def iteration_settings(config: Config) -> IterationSettings:
     from learner.shaping import whole_reward
 
     plan, (_, ranking) = batch_plan(config), _methods(config)
-    values_count = plan.replayed_starts > 0 and ranking.values != "unused" and critic(config) != "none"
+    replayed = config.replay.ratio > 0
+    values_count = replayed and ranking.values != "unused" and critic(config) != "none"
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -74,7 +75,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         mask_truncated=config.algorithm.overlong == "mask",
         exclude_wrong=config.replay.exclude_wrong,
         trust_checked=config.replay.trust_checked,
-        canonical=config.replay.canonical and plan.replayed_starts > 0,
+        canonical=replayed and config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if values_count else 0,
         refresh_while_generating=not config.rollout.sleep,
@@ -113,9 +114,10 @@ def check_methods(config: Config) -> None:
 
 
 def critic(config: Config) -> Literal["separate", "shared", "none"]:
-    """The critic of a run: `learner.value_model`, or none if neither the estimator nor the ranking reads values."""
+    """The critic of a run: `learner.value_model`, or none if neither estimator nor replay reads values."""
     estimator, ranking = _methods(config)
-    return config.learner.value_model if estimator.needs_values or ranking.values != "unused" else "none"
+    ranked = config.replay.ratio > 0 and ranking.values != "unused"
+    return config.learner.value_model if estimator.needs_values or ranked else "none"
 
 
 def _methods(config: Config) -> tuple[Estimator, Ranking]:
@@ -129,21 +131,21 @@ def check_needs(config: Config) -> None:
     """Raises ConfigError if estimator or ranking lack what they need, or a setting is about an absent critic."""
     algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
     by_estimator = f"algorithm.estimator '{algorithm.estimator}'"
-    by_ranking = f"replay.ranking '{config.replay.ranking}'"
+    by_ranking, replayed = f"replay.ranking '{config.replay.ranking}'", config.replay.ratio > 0
     if estimator.needs_groups and config.rollout.samples < 2:
         raise ConfigError(
             f"{by_estimator} compares the continuations of a start, but rollout.samples is 1; raise rollout.samples to "
             "at least 2"
         )
-    if ranking.needs_canonical and not config.replay.canonical:
+    if replayed and ranking.needs_canonical and not config.replay.canonical:
         raise ConfigError(
             f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
         )
     if critic(config) != "none":
         return
-    unread = f"{by_estimator} and {by_ranking} read no values"
+    unread = f"{by_estimator} and {by_ranking} read no values" if replayed else f"{by_estimator} reads no values"
     absent = "learner.value_model is 'none'" if learner.value_model == "none" else unread
-    if estimator.needs_values or ranking.values == "needed":
+    if estimator.needs_values or (replayed and ranking.values == "needed"):
         reader = by_estimator if estimator.needs_values else by_ranking
         raise ConfigError(f"{reader} needs values, but {absent}; set it to separate or shared")
     for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
@@ -177,7 +179,8 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with closing(task):
         config, lines = chosen(config, task, info)
         print(*(line for line in lines if training or not line.startswith(OF_TRAINING)), sep="\n", flush=True)
-        if config.replay.canonical and all(problem.solution_ids is None for problem in task.train):
+        canonical = config.replay.ratio > 0 and config.replay.canonical
+        if canonical and all(problem.solution_ids is None for problem in task.train):
             raise ConfigError(
                 "replay.canonical is true, but no training problem has a canonical solution within "
                 "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"

@@ -112,6 +112,15 @@ def test_every_run_has_a_valid_configuration(part: str, arm: str) -> None:
     batch_plan(config)
 
 
+def test_recipes_of_parts_replay_and_imitate() -> None:
+    """An arm names what it switches off."""
+    for part in ("main", "sums", "epochs", "hints", "code", "game"):
+        config = configuration(Run(part, "both", 1), WORK, "", {})
+        assert config.replay.ratio == 0.5
+        assert config.replay.imitated > 0
+        assert config.algorithm.positive_coefficient == 1
+
+
 def test_arms_differ_in_what_they_name() -> None:
     for part in ("main", "sums", "epochs"):
         arms = {

@@ -130,6 +130,12 @@ def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value
     assert run.config.read_text() == before
 
 
+def test_a_run_keeps_its_critic(run: RunDirectory) -> None:
+    """Replay's ranking reads values, so there is one whatever the estimator; with neither there would be none."""
+    with pytest.raises(ConfigError, match=r"the critic is 'separate' in this run and cannot become 'none' \(algorithm"):
+        commands.resume(str(run.path), ["--algorithm.estimator", "rloo", "--replay.ratio", "0"])
+
+
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
     options = ["--run.seed", "1", "--run.iterations", "9", "--replay.target", "0.4"]
     with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.target is .* become 0\.4; start"):
@@ -200,5 +206,6 @@ def test_the_canonical_ranking_needs_canonical_replay() -> None:
     with pytest.raises(
         ConfigError, match=r"^replay\.ranking = 'canonical' replays canonical solutions only; set replay\.canon"
     ):
-        check_methods(override(Config(), ["--replay.ranking", "canonical"]))
-    check_methods(override(Config(), ["--replay.ranking", "canonical", "--replay.canonical", "true"]))
+        check_methods(override(Config(), ["--replay.ratio", "0.5", "--replay.ranking", "canonical"]))
+    given = ["--replay.ratio", "0.5", "--replay.ranking", "canonical", "--replay.canonical", "true"]
+    check_methods(override(Config(), given))

@@ -165,6 +165,7 @@ def test_a_bad_recipe_is_one_line(content: bytes, told: str, tmp_path: Path) -> 
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"replay": {"ratio": 0.1}, "rollout": {"starts": 4}}, "replay.ratio = 0.1 of rollout.starts = 4 is less than one"),
     ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
     ({"starter": {"hidden_size": 100, "heads": 3}}, "starter.hidden_size = 100 does not divide into starter.heads = 3"),
     ({"starter": {"hidden_size": 64, "heads": 4}}, "starter.hidden_size / starter.heads = 16: vLLM's CPU engine"),

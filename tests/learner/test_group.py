@@ -50,7 +50,9 @@ def test_ranks_zero_stages_and_cuts_give_the_same_losses_gradients_and_weights(t
         {"ranks": 2, "zero_stage": 2, "offload": True},
         {"ranks": 2, "zero_stage": 3, "gradient_checkpointing": True},
     ]
-    algorithm = AlgorithmConfig(normalise="none", entropy_coefficient=0.01)  # whitened, the first loss would be 0
+    algorithm = AlgorithmConfig(  # whitened, the first loss would be 0
+        normalise="none", entropy_coefficient=0.01, positive_coefficient=1.0
+    )
     for options in cases:
         with group(path, algorithm, minibatches=1, **options) as learner:
             stats = []
@@ -195,7 +197,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
 def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(tiny_model: Tiny, correct: bool) -> None:
     """After a first step, so that Adam's momentum, or the KL to the reference, would move the policy."""
     path, verdict = tiny_model(True), Verdict(float(correct), correct)
-    with group(path, AlgorithmConfig(kl_coefficient=0.1)) as learner:
+    with group(path, AlgorithmConfig(kl_coefficient=0.1, positive_coefficient=1.0)) as learner:
         batch = on_policy(learner, make_judged(0))
         assert learner.update(learner.score(batch)).policy_trained
         before = weights_of(learner, path)

@@ -37,6 +37,7 @@ from tests.learner.groups import (
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
+LOSSES = AlgorithmConfig(positive_coefficient=1.0)
 Weights = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
@@ -174,7 +175,7 @@ def bare_gradients(
     targets = torch.cat([tokens[row.context :] for tokens, row in zip(sequences, rows, strict=True)])
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    t, c = batch.targets.map(torch.from_numpy), AlgorithmConfig()
+    t, c = batch.targets.map(torch.from_numpy), LOSSES
     r = ratio(chosen, t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
     values = model.head(hidden)[:, 0]
@@ -190,7 +191,7 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     path = tiny_model(True)
     with group(path) as learner:
         scored = learner.score(on_policy(learner, forked(make_judged(3))))
-    prepared = compute_targets(scored, AlgorithmConfig(), 0)
+    prepared = compute_targets(scored, LOSSES, 0)
     assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
     ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
     expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, 0.3, 0.9)
@@ -206,7 +207,7 @@ def engine_gradients(path: Path, step: StepPlan, value_coefficient: float, tau: 
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
     config = LearnerConfig(max_grad_norm=1e9, value_coefficient=value_coefficient)
-    trunk = SharedTrunk(engines_of(model, None, config, torch.float32), AlgorithmConfig(), config, tau)
+    trunk = SharedTrunk(engines_of(model, None, config, torch.float32), LOSSES, config, tau)
     for batch in step.batches:
         trunk._pass(batch, step.kl_coefficient, step.train_policy)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

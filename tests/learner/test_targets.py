@@ -337,7 +337,8 @@ def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
 )
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: str, reward: float) -> None:
-    config = AlgorithmConfig.model_validate({"estimator": estimator, "normalise": normalise})
+    fields = {"estimator": estimator, "normalise": normalise, "positive_coefficient": 1.0}
+    config = AlgorithmConfig.model_validate(fields)
     judged = [replace(j, verdict=Verdict(reward, bool(reward))) for j in make_judged(0)]
     batch = compute_targets(scored_from(judged), config, 0)
     assert not batch.teaches(range(len(judged)), config)

@@ -30,7 +30,8 @@ def with_reference(scored: list[Scored]) -> list[Scored]:
     ids=lambda fields: "-".join(fields.values()),
 )
 def test_a_kl_in_the_reward_alone_makes_no_step(fields: dict[str, Any]) -> None:
-    config = AlgorithmConfig.model_validate(fields | {"kl_coefficient": 0.1, "kl_placement": "reward"})
+    kl = {"kl_coefficient": 0.1, "kl_placement": "reward"}
+    config = AlgorithmConfig.model_validate({**fields, **kl, "positive_coefficient": 1.0})
     equal = compute_targets(with_reference(grouped([0.5] * 5, [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
     assert not equal.targets.advantages.any()
     assert not equal.teaches(range(5), config)

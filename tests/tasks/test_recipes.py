@@ -25,6 +25,18 @@ FEW_ROWS = {
 """Where rows of the hub's data sets are in this repository."""
 
 
+REPLAYING = {"arithmetic", "calculator", "demo", "dialogue_smollm2", "gsm8k_smollm2", "guess", "mbpp_smollm2", "rule"}
+IMITATING = REPLAYING - {"dialogue_smollm2"}
+"""Both are off by default."""
+
+
+def test_which_recipes_replay_and_imitate() -> None:
+    found = {path.stem: load_config(path) for path in RECIPES}
+    assert {name for name, config in found.items() if config.replay.ratio > 0} == REPLAYING
+    assert {name for name, config in found.items() if config.replay.imitated} == IMITATING
+    assert {name for name, config in found.items() if config.algorithm.positive_coefficient} == IMITATING
+
+
 def names_of(config: Config) -> set[str]:
     """The data sets of a recipe."""
     parts = [source.config for source in task_sources(config.task)]

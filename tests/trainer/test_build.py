@@ -12,7 +12,7 @@ from trainer.build import check_needs, critic
 
 def run_of(estimator: str, ranking: str, **sections: dict[str, Any]) -> Config:
     algorithm = {"estimator": estimator, **sections.pop("algorithm", {})}
-    return parse_config({"algorithm": algorithm, "replay": {"ranking": ranking}, **sections}, "test")
+    return parse_config({"algorithm": algorithm, "replay": {"ratio": 0.5, "ranking": ranking}, **sections}, "test")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,15 @@ def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking
     config = run_of(estimator, ranking, learner={"value_model": asked})
     assert critic(config) == found
     check_needs(config)
+
+
+@pytest.mark.parametrize("ranking", ["learnability", "value", "canonical"])
+def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None:
+    config = run_of("rloo", ranking, replay={"ratio": 0.0, "ranking": ranking})
+    assert critic(config) == "none"
+    check_needs(config)
+    with pytest.raises(ConfigError, match=r"critic_warmup = 2 is about the critic, .* 'rloo' reads no values; leave"):
+        check_needs(run_of("rloo", ranking, replay={"ratio": 0.0, "ranking": ranking}, learner={"critic_warmup": 2}))
 
 
 @pytest.mark.parametrize(

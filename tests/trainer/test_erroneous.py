@@ -48,7 +48,7 @@ def rollouts(task: Task, *texts: str) -> list[Judged]:
 
 def stored(task: Task, judged: list[Judged], folder: Path, is_wrong: IsWrong | None) -> tuple[list[str], list[str]]:
     """The texts of the states that a store keeps of the rollouts, and of the successes that it has for imitation."""
-    config = ReplayConfig(ranking="uniform")
+    config = ReplayConfig(ranking="uniform", imitated=32)
     store = ReplayStore(config, vocabulary=200, directory=folder, fingerprint="task", local=True)
     ends = partial(boundaries, table=TokenTable.from_tokenizer(task.tokenizer), rule="line", stride=0)
     values = [np.zeros(item.trajectory.tokens.size, np.float32) for item in judged]

@@ -24,7 +24,7 @@ from learner.targets import TargetBatch, compute_targets, train_batches
 from tests.learner.conftest import forked, make_judged
 from tests.learner.test_targets import as_prompt
 
-LOSSES = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k3")
+LOSSES = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k3", positive_coefficient=1.0)
 COUNT = 12
 CPU = torch.device("cpu")
 
