@@ -47,6 +47,14 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     return found
 
 
+def _replay_line(item: RunFiles) -> list[str]:
+    share, last = fmean([m.replay_share for m in item.metrics]), item.metrics[-1]
+    line = (
+        f"  {100 * share:.0f} % of starts replayed; store: {last.store_states:,} states, {byte_count(last.store_bytes)}"
+    )
+    return [line] if item.config.replay.ratio > 0 else []
+
+
 def summary(item: RunFiles) -> str:
     """The summary of a run: what changed, what it cost, where the results are, and the next commands."""
     run, metrics, iterations = item.run, item.metrics, item.config.run.iterations
@@ -64,8 +72,7 @@ def summary(item: RunFiles) -> str:
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
-        f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} "
-        f"states, {byte_count(last.store_bytes)}",
+        *_replay_line(item),
         f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",
         "",
         f"  results   {run.path}",

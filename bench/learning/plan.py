@@ -153,7 +153,7 @@ that falls, in the settings that say how fast (`Setting.falling`). `_imitating`:
 successes. `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic;
 `grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
-8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam. Two arms tell "earlier successes"
+8 rounds. `defaults`: ours with what recipes of generated tasks leave to the defaults. Two arms tell "earlier successes"
 from "more updates": `epochs` takes four passes over every batch and imitates nothing; `raft`
 (2504.11343) has the loss on the correct responses of the batch alone, without advantages. RLEP and ExGRPO put earlier
 successes into groups with new responses and weight them by their advantages; no field does that."""

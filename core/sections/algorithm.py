@@ -45,8 +45,8 @@ class AlgorithmConfig(Section):
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
     kl_coefficient: NonNegative = 0.01
-    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states
-    are learnt; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more
+    """Weight of the KL to the reference policy, which keeps the policy near its start, also while it learns replayed
+    states; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more
     (docs/method.md, Defaults)."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
     """Estimator of that KL. auto: the one with the reverse KL's gradient, k2 in the loss and k1 in the reward."""

@@ -66,7 +66,8 @@ class ReplayConfig(Section):
     imitated: Whole = 0
     """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the
     newest of each problem of which at most half of the rollouts from the root succeed. Their weight is
-    algorithm.positive_coefficient, and halves every 32 iterations. Measured: docs/method.md, Defaults."""
+    algorithm.positive_coefficient, which must be above 0, and halves every 32 iterations. 0: none. Measured:
+    docs/method.md, Defaults."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0
