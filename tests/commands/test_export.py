@@ -73,6 +73,12 @@ def test_the_card_names_base_model_data_recipe_and_the_results_on_evaluation_set
     assert (head["base_model"], head["datasets"]) == ("someone/base", ["openai/gsm8k"])
     assert "LoRA of rank 8, alpha 16; the adapters are in `adapter`, learning rate 1e-05" in card
     assert "seed 7" in card
+    assert "up to 32 earlier successes imitated in an update" in card
+    assert "by reinforcement learning with retrospective replay" in card
+    plain = ["--replay.ratio", "0", "--replay.imitated", "0", "--algorithm.positive_coefficient", "0"]
+    card = model_card(override(config, plain), made)
+    assert "no replay, no imitation, seed 7" in card
+    assert "retrospective" not in card
     assert "exam         4  50.0 % (25.0 to 75.0)" in card
     assert "exam: some/exam.jsonl, task `gsm8k`" in card
 
