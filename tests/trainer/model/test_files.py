@@ -164,7 +164,7 @@ def test_a_prompt_that_hides_what_the_judge_looks_for_is_said_by_check_and_train
 
 def test_canonical_replay_needs_a_canonical_solution(tmp_path: Path) -> None:
     rows = [{"question": f"{i} + 0?", "answer": f"{'so ' * 8}\n#### {i}"} for i in range(4)]  # over 20 tokens
-    config = override(text_recipe(tmp_path, rows), ["--replay.canonical", "true"])
+    config = override(text_recipe(tmp_path, rows), ["--replay.ratio", "0.5", "--replay.canonical", "true"])
     with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no"), open_model_and_task(config):
         pass
 
