@@ -37,7 +37,7 @@ For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a b
 | `algorithm.importance_cap` 2 | truncated importance sampling between engine and learner, as in verl and SkyRL |
 | `algorithm.aggregation` `token-mean` | DAPO (2503.14476) |
 | `learner.max_grad_norm` 1, Adam's settings | PyTorch and all four peers |
-| `replay.ratio` 0, `replay.imitated` 0, `algorithm.positive_coefficient` 0 | no gain shown on a pretrained model, and they take time ([method.md](method.md#defaults)) |
+| `replay.ratio` 0, `replay.imitated` 0, `algorithm.positive_coefficient` 0 | no sure gain with a pretrained model, and they take time ([method.md](method.md#defaults)) |
 | the other `replay.*`, `algorithm.normalise` | measured on generated tasks ([ablations.md](ablations.md)) |
 | `learner.gap_tolerance` 4 | measured with SmolLM2 in bfloat16 ([learner.md](learner.md#do-engines-and-learner-agree)) |
 """
