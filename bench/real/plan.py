@@ -164,7 +164,7 @@ PARTS: Mapping[str, Part] = {
         60_000,
         points=1,
         tuned=True,
-        fewer={"replay": 3, "grpo": 3},
+        fewer={"replay": 3, "grpo": 3, "hinted": 3},
     ),
     "epochs": Part("demo", ("epochs",), 3, SUMS_FIELDS, 60_000, points=1, tuned=True),
     "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
