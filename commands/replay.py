@@ -19,6 +19,9 @@ def show_states(options: Namespace) -> int:
         store_table.export(store_table.with_prefixes(found, shards, view.decode), options.export)
         print(f"{found.num_rows} states written to {options.export}")
         return 0
+    if not table.num_rows:
+        print("no state is stored yet; a run that replays nothing (replay.ratio 0) stores none")
+        return 0
     best = store_table.first_states(found, options.problems, options.top)
     prompts = {name: prompt for name, (prompt, _) in view.problems.items()}
     print(store_table.states_text(store_table.with_prefixes(best, shards, view.decode), table, prompts))

@@ -20,6 +20,7 @@ from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
 
+OF_STORE = ("replay_share", "store_states")  # left out of a line while the store has no state
 COLUMNS = 6  # newest iterations shown after the first one; fewer if the terminal has less than 100 columns
 CAPTION, COLUMN = 22, 10  # most characters of a caption and of an iteration's column
 ETA_WINDOW = 10  # iterations from which the remaining time is estimated
@@ -94,9 +95,11 @@ def duration(seconds: float) -> str:
 
 
 def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> str:
-    """The iteration in one line of about 200 characters; metrics that are NaN are left out."""
-    values = flatten(metrics)
-    rows = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
+    """The iteration in one line of about 200 characters; metrics that are NaN are left out, and those of an empty
+    store."""
+    values, absent = flatten(metrics), () if metrics.store_states else OF_STORE
+    known = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
+    rows = [row for row in known if row.name not in absent]
     shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
     left = f", {remaining} left" if remaining else ""
     head = f"iteration {metrics.iteration}/{iterations}: {shown}{_sources(metrics)}{_failures(metrics)}"

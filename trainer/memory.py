@@ -54,9 +54,10 @@ class Memory:
                 is_wrong=parts.task.prefix_is_wrong if settings.exclude_wrong else None,
                 trusted=parts.task.prefix_is_wrong if settings.trust_checked else None,
             )
+            values = [item.values if settings.replayed else NO_VALUES for item in scored]
             parts.replay.add(
                 [
-                    *cut(batch.judged, [item.values for item in scored]),
+                    *cut(batch.judged, values),
                     *cut(batch.dropped, [NO_VALUES] * len(batch.dropped)),  # their outcomes count
                     *cut(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
                 ]

@@ -32,7 +32,7 @@ from replay.rankings.base import CERTAIN
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
-"""For rollouts whose outcome counts for their problem, and which give no states."""
+"""For rollouts that count for their problem and may be imitated, and which give no states."""
 IsWrong = Callable[[str, IntArray], bool | None]
 """Problem id, beginning of a response -> whether it is wrong already; None if that cannot be told. What is wrong stays
 wrong."""

@@ -69,6 +69,14 @@ def test_filters_choose_states(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "error: no state of problem '2+2' in the store\n"
 
 
+def test_an_empty_store_is_told_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = RunDirectory.open(run)
+    shutil.rmtree(made.replay)
+    ShardServer(0, load_config(made.config).replay, 20, made.replay, "id")
+    assert launch.main(["replay", str(run)]) == 0
+    assert "a run that replays nothing (replay.ratio 0) stores none" in capsys.readouterr().out
+
+
 def test_the_export_joins_children_with_their_parents(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "states.parquet"
     assert launch.main(["replay", str(run), "--export", str(path)]) == 0

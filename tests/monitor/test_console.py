@@ -59,6 +59,13 @@ def test_absent_numbers_are_left_out_of_the_line() -> None:
     assert "nan" not in line
 
 
+def test_a_run_without_replay_has_no_store_in_its_line() -> None:
+    assert "replay share 0.0 %" in plain_line(replace(iteration(1), replay_share=0.0), 10, "")
+    line = plain_line(replace(iteration(1), replay_share=0.0, store_states=0), 10, "")
+    assert "replay share" not in line
+    assert "store" not in line
+
+
 def test_the_data_sets_of_a_mixture_are_named_in_both() -> None:
     source = SourceMetrics(starts=3.0, root_success=0.125, replay_success=0.5, reward=0.5, evaluation_success=1.0)
     mixed = replace(iteration(3), sources={"words": source, "math": replace(source, root_success=math.nan)})
