@@ -101,8 +101,8 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
 def select(
     table: pa.Table, *, problem: str | None = None, provenance: str | None = None, depth: tuple[int, int] | None = None
 ) -> pa.Table:
-    """Rows of a problem, a provenance (own_failed, own_checked, own_successful, canonical), a depth range in tokens
-    (ends included). Raises StoreError for an unknown problem or provenance."""
+    """Rows of a problem, a provenance (the names of `Provenance`, in lower case), a depth range in tokens (ends
+    included). Raises StoreError for an unknown problem or provenance."""
     if problem is not None:
         table = table.filter(pc.equal(table["problem"], problem))
         if not table.num_rows:

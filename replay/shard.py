@@ -24,7 +24,7 @@ from replay.success import Feature, chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
-PROMISE = np.array([0, 2, 3, 1])
+PROMISE = np.array([0, 3, 4, 1, 2])
 """By `Provenance`: of equal prefixes the most promising one tells where the state came from."""
 
 

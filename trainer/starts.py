@@ -118,7 +118,9 @@ def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
 
 def own_provenance(item: Judged) -> Provenance:
     """Of a rollout of the policy."""
-    return Provenance.OWN_SUCCESSFUL if item.verdict.correct else Provenance.OWN_FAILED
+    if item.verdict.correct:
+        return Provenance.OWN_SUCCESSFUL
+    return Provenance.OWN_PARTIAL if item.verdict.success > 0.0 else Provenance.OWN_FAILED
 
 
 def cut_trajectories(

@@ -11,7 +11,17 @@ from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
 from replay.rankings.learnability import state_chances, state_worth
 from tests.replay.rankings.test_closed_loop import Loop, made
-from tests.replay.rankings.test_rankings import CANONICAL, CHECKED, FAILED, INF, SUCCESS, columns, ranking, told
+from tests.replay.rankings.test_rankings import (
+    CANONICAL,
+    CHECKED,
+    FAILED,
+    INF,
+    PARTIAL,
+    SUCCESS,
+    columns,
+    ranking,
+    told,
+)
 
 __all__ = ["made"]  # a fixture
 OURS = ranking("learnability")
@@ -91,6 +101,16 @@ def test_a_graded_state_is_worth_the_variance_of_its_returns() -> None:
     p = state_chances(states)
     assert p.tolist() == [0.5, 0.5]
     assert state_worth(states, p).tolist() == pytest.approx([1.0, 4 * (1 / 3 - 1 / 4)])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.4])
+def test_states_of_failures_that_solve_a_part_are_replayed_without_any_whole_success(share: float) -> None:
+    """8 rollouts from the root, of which each solves so large a part, as the model expects. States of those that solve
+    nothing wait."""
+    root = {"root_wins": [8 * share] * 3, "root_losses": [8 * (1 - share)] * 3, "chain": [0, 0, 1]}
+    states = columns([25, 75, 75], [PARTIAL, PARTIAL, FAILED], **root)
+    model = SuccessModel(weights=(2.0, float(np.log(share / (1 - share))) - 2.0, -5.0, *6 * (0.0,)))
+    assert told("learnability", replace(states, model=model)) == ["", "", "its chance of success is below 5%"]
 
 
 def test_what_is_left_is_counted_in_decisions() -> None:

@@ -14,7 +14,7 @@ from replay.rankings.base import Ranking, StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
 from replay.rankings.frontier import isotonic
 
-FAILED, SUCCESS, CANONICAL, CHECKED = 0, 1, 2, 3
+FAILED, SUCCESS, CANONICAL, CHECKED, PARTIAL = 0, 1, 2, 3, 4
 INF = np.inf
 
 
