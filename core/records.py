@@ -39,7 +39,7 @@ class Provenance(IntEnum):
     OWN_SUCCESSFUL = 1
     CANONICAL = 2
     OWN_CHECKED = 3  # of a failure, and right so far by its text (`replay.trust_checked`)
-    OWN_PARTIAL = 4  # of a failure that solves part of its task (`Verdict.share`)
+    OWN_PARTIAL = 4  # of a failure that solves more than 5 % of its task (`Verdict.share`)
 
 
 class Finish(IntEnum):

@@ -28,7 +28,7 @@ from core.records import (
     Verdict,
 )
 from core.seeds import derive
-from replay.rankings.base import CERTAIN
+from replay.rankings.base import CERTAIN, HOPELESS
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
@@ -117,10 +117,10 @@ def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
 
 
 def own_provenance(item: Judged) -> Provenance:
-    """Of a rollout of the policy."""
+    """Of a rollout of the policy. Some tasks give a wrong answer a small score for its form: that is no part."""
     if item.verdict.correct:
         return Provenance.OWN_SUCCESSFUL
-    return Provenance.OWN_PARTIAL if item.verdict.success > 0.0 else Provenance.OWN_FAILED
+    return Provenance.OWN_PARTIAL if item.verdict.success > HOPELESS else Provenance.OWN_FAILED
 
 
 def cut_trajectories(

@@ -230,11 +230,11 @@ def test_states_after_an_error_are_left_out_and_the_success_is_lucky() -> None:
 def test_a_failure_that_solves_a_part_is_told_apart() -> None:
     start = fresh_starts([PROBLEM], 1, 0, 1)[0]
     whole, wrong = judged(start, ids(8, 8, 8, 8), correct=True), judged(start, ids(8, 8, 9, 8), correct=False)
-    part, none = (replace(wrong, verdict=replace(wrong.verdict, share=share)) for share in (0.5, 0.0))
-    found = cut_trajectories([whole, wrong, part, none], [np.zeros(4, np.float32)] * 4, lambda _: ids(1), 1)
-    kinds = [Provenance.OWN_SUCCESSFUL, Provenance.OWN_FAILED, Provenance.OWN_PARTIAL, Provenance.OWN_FAILED]
+    part, form, none = (replace(wrong, verdict=replace(wrong.verdict, share=share)) for share in (0.5, 0.05, 0.0))
+    found = cut_trajectories([whole, wrong, part, form, none], [np.zeros(4, np.float32)] * 5, lambda _: ids(1), 1)
+    kinds = [Provenance.OWN_SUCCESSFUL, Provenance.OWN_FAILED, Provenance.OWN_PARTIAL, *[Provenance.OWN_FAILED] * 2]
     assert [one.provenance for one in found] == kinds
-    assert [one.success for one in found] == [1.0, 0.0, 0.5, 0.0]
+    assert [one.success for one in found] == [1.0, 0.0, 0.5, 0.05, 0.0]
 
 
 def test_states_of_a_failure_that_are_right_so_far_are_checked() -> None:
