@@ -308,7 +308,7 @@ def test_a_result_counts_the_states_of_the_store_by_provenance(tmp_path: Path) -
     store.add([CutTrajectory("p", tokens, lengths, values, Provenance.OWN_FAILED, 0.0, 1, checked=checked)])
     counts = store_at_the_end(store, replay, tmp_path)
     assert {kind: row["states"] for kind, row in counts.items()} == {"own_checked": 1, "own_failed": 1}
-    assert page.checked_states({"store": counts}, "tried") == 0
+    assert page.hopeful_states({"store": counts}, "tried") == 0
 
 
 def test_the_tables_of_a_part(tmp_path: Path) -> None:
