@@ -40,9 +40,6 @@ class Parts:
     def take_lost(self) -> list[Any]:
         return []
 
-    def score(self, rollouts: Sequence[Judged]) -> list[Scored]:
-        return [scored(item) for item in rollouts]
-
 
 def scored(item: Judged) -> Scored:
     zeros = np.zeros(item.trajectory.tokens.size, np.float32)
