@@ -69,9 +69,7 @@ def _check(parser: OptionParser) -> None:
 def _replay(parser: OptionParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, running or not")
     parser.add_argument("--problem", metavar="ID", help="states of this problem only")
-    parser.add_argument(
-        "--provenance", metavar="KIND", help="own_failed, own_partial, own_checked, own_successful or canonical"
-    )
+    parser.add_argument("--provenance", metavar="KIND", help="own_failed, own_partial, own_successful or canonical")
     parser.add_argument("--depth", type=int, nargs=2, metavar=("FROM", "TO"), help="prefix length in tokens")
     parser.add_argument("--top", type=int, default=3, help="states shown per problem (default: 3)")
     parser.add_argument("--problems", type=int, default=5, help="problems shown (default: 5)")

@@ -8,7 +8,6 @@ from core import PROGRAM
 from core.config import ClusterConfig, Config, Device, LearnerConfig, ReplayConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
-from core.sections.replay import RANKINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +128,12 @@ def plan_warnings(config: Config) -> list[str]:
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
-    default, of_states = ReplayConfig(), ("ranking", "schedule", "fill", "canonical", "trust_checked")
+    default, of_states = ReplayConfig(), ("ranking", "schedule", "fill", "canonical")
     idle = [f"replay.{name}" for name in of_states if getattr(config.replay, name) != getattr(default, name)]
     if idle and config.replay.ratio == 0:
         lines.append(
             f"without replayed starts {', '.join(idle)} have no effect; set replay.ratio to 0.5, for example, or leave "
             "them out"
-        )
-    if config.replay.trust_checked and config.replay.ranking in set(RANKINGS) - {"learnability"}:
-        lines.append(
-            f"replay.trust_checked has no effect with replay.ranking '{config.replay.ranking}', which does not "
-            "read it; set the ranking to learnability, or replay.trust_checked to false"
         )
     learner = config.learner
     alone = learner.critic_warmup * learner.minibatches * learner.critic_epochs

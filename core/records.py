@@ -33,13 +33,12 @@ class Sampling:
 
 
 class Provenance(IntEnum):
-    """Where a state came from."""
+    """Where a state came from. Of equal prefixes the highest one counts."""
 
     OWN_FAILED = 0
-    OWN_SUCCESSFUL = 1
-    CANONICAL = 2
-    OWN_CHECKED = 3  # of a failure, and right so far by its text (`replay.trust_checked`)
-    OWN_PARTIAL = 4  # of a failure that solves more than 5 % of its task (`Verdict.share`)
+    OWN_PARTIAL = 1  # of a failure that solves more than 5 % of its task (`Verdict.share`)
+    OWN_SUCCESSFUL = 2
+    CANONICAL = 3
 
 
 class Finish(IntEnum):
@@ -236,7 +235,7 @@ class CutTrajectory:
     response_ids: IntArray  # [R]
     lengths: IntArray  # [S]
     values: FloatArray  # [S] the critic's value of each state
-    provenance: Provenance  # of all states that are not `checked`
+    provenance: Provenance
     reward: float  # `Judged.reward`
     version: int  # weight version at which the values were computed
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
@@ -244,7 +243,6 @@ class CutTrajectory:
     lucky: bool = False  # a success that contains something wrong, which is not to be imitated
     share: float | None = None  # `Verdict.share`
     decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
-    checked: Flags | None = None  # [S] states of a failure that are OWN_CHECKED; None: none is
     mask: Flags | None = None  # [C] as of the trajectory
 
     @property
@@ -257,12 +255,6 @@ class CutTrajectory:
         """[S] share of the response's decisions that are still to come at each state."""
         decided = self.lengths / len(self.response_ids) if self.decided is None else self.decided
         return (1.0 - decided).astype(np.float32)
-
-    @property
-    def origins(self) -> npt.NDArray[np.uint8]:
-        """[S] the provenance of each state."""
-        whole = np.full(len(self.lengths), self.provenance, np.uint8)
-        return whole if self.checked is None else np.where(self.checked, np.uint8(Provenance.OWN_CHECKED), whole)
 
     @property
     def from_root(self) -> bool:

@@ -24,8 +24,6 @@ from replay.success import Feature, chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
-PROMISE = np.array([0, 3, 4, 1, 2])
-"""By `Provenance`: of equal prefixes the most promising one tells where the state came from."""
 
 
 class Shard:
@@ -291,7 +289,7 @@ class Shard:
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
         """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which are new. A
         merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the
-        most promising provenance (ties: the first), so a proven prefix stays proven."""
+        highest provenance (ties: the first), so a proven prefix stays proven."""
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")
         owner = np.repeat(np.arange(len(counts)), counts)
@@ -305,15 +303,15 @@ class Shard:
             "value": writes.ragged_column(write, "values")[0],
             "version": writes.column(write, "version")[owner],
             "trajectory": first + owner,
-            "provenance": writes.ragged_column(write, "origins")[0],
+            "provenance": writes.column(write, "provenance")[owner],
         }
         column = {name: np.concatenate([self.states[name][old], of_new]) for name, of_new in given.items()}
         _, leader, group = np.unique(column["key"], return_index=True, return_inverse=True)
         newest, proven = np.empty(len(leader), np.int64), np.empty(len(leader), np.int64)
         order = np.argsort(column["version"], kind="stable")
         newest[group[order]] = order  # the last assignment wins: the newest version, of ties the last
-        order = np.argsort(-PROMISE[column["provenance"]], kind="stable")[::-1]
-        proven[group[order]] = order  # the most promising provenance, of ties the first
+        order = np.argsort(~column["provenance"], kind="stable")[::-1]
+        proven[group[order]] = order  # the highest provenance, of ties the first
         of_newest, of_proven = ("value", "version"), ("trajectory", "left", "provenance")
         sources = [*((name, newest) for name in of_newest), *((name, proven) for name in of_proven)]
         known = leader < len(old)

@@ -7,13 +7,13 @@ of a problem's states depend only on its columns and the model.
 
 A state with the share x of its trajectory's decisions still to come (1 at the root) has
 
-    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + hopeful (b7 + b8 x) + d
+    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + partial (b7 + b8 x) + d
 
-hopeful is 1 for a state of a failure whose text is right so far, or that solves part of its task. v is the critic's
-value and m its mean over the problem's states, both in deviations of all values. So the critic is trusted as far as it
-predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2),
-its most probable value given the problem's own outcomes, of the root and its proven states. Others are left out: their
-losses may say that the prefix is wrong. On top come a state's own w, l:
+partial is 1 for a state of a failure that solves part of its task. v is the critic's value and m its mean over the
+problem's states, both in deviations of all values. So the critic is trusted as far as it predicts, between problems
+(b5) and within them (b6) apart. d belongs to the problem: N(0, D^2), its most probable value given the problem's own
+outcomes, of the root and its proven states. Others are left out: their losses may say that the prefix is wrong. On top
+come a state's own w, l:
 
     p = (n c + w) / (n + w + l)          c = the chance above, n = what it counts as, in outcomes
 
@@ -52,8 +52,8 @@ class Feature(IntEnum):
     CANONICAL = 4
     PROBLEM_VALUE = 5  # m
     VALUE = 6  # v - m
-    HOPEFUL = 7  # a failure whose text is right so far, or that solves part of its task
-    HOPEFUL_LEFT = 8
+    PARTIAL = 7  # a failure that solves part of its task
+    PARTIAL_LEFT = 8
 
 
 def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
@@ -83,8 +83,8 @@ def features_of(columns: StateColumns) -> Reals:
     mean = (total / np.maximum(np.bincount(columns.problem), 1))[columns.problem]
     failed = (columns.provenance == Provenance.OWN_FAILED).astype(np.float64)
     canonical = (columns.provenance == Provenance.CANONICAL).astype(np.float64)
-    hopeful = np.isin(columns.provenance, (Provenance.OWN_CHECKED, Provenance.OWN_PARTIAL)).astype(np.float64)
-    of_kind = (failed, failed * left, canonical, mean, value - mean, hopeful, hopeful * left)
+    partial = (columns.provenance == Provenance.OWN_PARTIAL).astype(np.float64)
+    of_kind = (failed, failed * left, canonical, mean, value - mean, partial, partial * left)
     return np.stack([np.ones(len(left)), left, *of_kind], axis=1)
 
 

@@ -43,7 +43,6 @@ def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) ->
     lengths = _joined([t.lengths for t in trajectories], np.int32)
     values = _joined([t.values for t in trajectories], np.float32)
     left = _joined([t.left for t in trajectories], np.float32)
-    origins = _joined([t.origins for t in trajectories], np.uint8)
     sizes = np.array([len(t.response_ids) for t in trajectories], np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
@@ -65,7 +64,6 @@ def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) ->
         "lengths": pa.LargeListArray.from_arrays(states, pa.array(lengths)),
         "values": pa.LargeListArray.from_arrays(states, pa.array(values)),
         "left": pa.LargeListArray.from_arrays(states, pa.array(left)),
-        "origins": pa.LargeListArray.from_arrays(states, pa.array(origins)),
         "provenance": pa.array([int(t.provenance) for t in trajectories], pa.uint8()),
         "reward": pa.array([t.reward for t in trajectories], pa.float32()),
         "success": pa.array([t.success for t in trajectories], pa.float32()),

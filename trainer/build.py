@@ -74,7 +74,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
         exclude_wrong=config.replay.exclude_wrong,
-        trust_checked=config.replay.trust_checked,
         canonical=replayed and config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if values_count else 0,

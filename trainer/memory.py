@@ -52,7 +52,6 @@ class Memory:
                 chains=settings.chains,
                 budget=settings.sampling.max_response_tokens,
                 is_wrong=parts.task.prefix_is_wrong if settings.exclude_wrong else None,
-                trusted=parts.task.prefix_is_wrong if settings.trust_checked else None,
             )
             values = [item.values if settings.replayed else NO_VALUES for item in scored]
             parts.replay.add(

@@ -55,7 +55,6 @@ class IterationSettings:
     reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
     mask_truncated: bool  # the learner leaves truncated continuations out
     exclude_wrong: bool  # what is wrong by its text is neither a state nor imitated
-    trust_checked: bool  # states of failures that are right by their text are replayed like those of successes
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value

@@ -133,7 +133,6 @@ def cut_trajectories(
     chains: bool = False,
     budget: int | None = None,
     is_wrong: IsWrong | None = None,
-    trusted: IsWrong | None = None,
 ) -> list[CutTrajectory]:
     """The states that the trajectories pass through, with the critic's values.
 
@@ -146,8 +145,7 @@ def cut_trajectories(
     continue a state are left out: such a success is an outcome of its chain, and as a new chain would compete with it.
 
     `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. `is_wrong`: states
-    after an error are left out, and successes that contain one are marked. `trusted`: states of a failure of which it
-    says False are `Provenance.OWN_CHECKED`.
+    after an error are left out, and successes that contain one are marked.
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -175,7 +173,6 @@ def cut_trajectories(
                 lucky=bool(wrong) and item.verdict.correct,
                 share=item.verdict.share,
                 decided=decided_share(item.trajectory)[lengths - depth],
-                checked=right_so_far(item.trajectory, lengths, trusted) if kind is Provenance.OWN_FAILED else None,
                 mask=item.trajectory.mask,
             )
         )
@@ -240,14 +237,6 @@ def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -
     if wrong:
         lengths = lengths[: bisect_left(lengths, True, key=lambda length: bool(is_wrong(problem, response[:length])))]
     return wrong, lengths
-
-
-def right_so_far(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong | None) -> Flags | None:
-    """[S] which states are told to be right; None if nobody tells."""
-    if is_wrong is None:
-        return None
-    problem, response = trajectory.start.problem_id, trajectory.response_ids
-    return np.array([is_wrong(problem, response[:length]) is False for length in lengths], np.bool_)
 
 
 def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:

@@ -235,8 +235,8 @@ def model_chances(left: Reals, value: Reals, tries: Reals) -> Reals:
         Feature.CANONICAL: np.zeros_like(left),
         Feature.PROBLEM_VALUE: mean,
         Feature.VALUE: scaled - mean,
-        Feature.HOPEFUL: np.zeros_like(left),
-        Feature.HOPEFUL_LEFT: np.zeros_like(left),
+        Feature.PARTIAL: np.zeros_like(left),
+        Feature.PARTIAL_LEFT: np.zeros_like(left),
     }
     features = np.stack([columns[name] for name in Feature], axis=-1)  # [problem, state, F]
     won, found = tries.sum(axis=-1), np.zeros_like(left)

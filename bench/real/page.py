@@ -57,13 +57,6 @@ def over_run(result: Result, name: str, share: float = 0.0) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
-def hopeful_states(result: Result, name: str) -> float:
-    """A count of the store at the end, of checked and partial states; NaN for a result without any."""
-    store = result.get("store", {})
-    found = [float(store[kind][name]) for kind in ("own_checked", "own_partial") if kind in store]
-    return sum(found) if found else float("nan")
-
-
 def lucky(result: Result) -> float:
     """phi at the end."""
     wrong, told, _ = result["evaluations"][-1]["lucky"]
@@ -93,8 +86,6 @@ MORE_MEASURES: Sequence[Measure] = (
     ("of replayed, %", lambda one: over_run(one, "erroneous_share"), 100, 0),
     ("of imitated, %", lambda one: over_run(one, "erroneous_imitated"), 100, 0),
     ("lucky successes, %", lambda one: over_run(one, "lucky_share"), 100, 0),
-    ("continuations of checked and partial states", lambda one: hopeful_states(one, "tried"), 1, 0),
-    ("of these solved", lambda one: hopeful_states(one, "solved"), 1, 0),
     ("optimizer steps", lambda one: float(sum(one["iterations"]["policy_steps"])), 1, 0),
     ("trained tokens, k", lambda one: float(sum(one["iterations"]["trained_tokens"])), 1e-3, 0),
 )

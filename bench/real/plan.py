@@ -24,7 +24,6 @@ ARMS: Mapping[str, Fields] = {
     "replay": NO_IMITATION,
     "both": {},
     "checked": {"replay.exclude_wrong": True},
-    "trusted": {"replay.exclude_wrong": True, "replay.trust_checked": True},
     "hinted": {"replay.canonical": True},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
     "epochs": {**NEITHER, "learner.epochs": 4},
@@ -41,12 +40,12 @@ RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
-    ("checked", "both"), ("checked", "imitation"), ("trusted", "checked"), ("trusted", "imitation"),
+    ("checked", "both"), ("checked", "imitation"),
     ("hinted", "both"), ("hinted", "imitation"),
     ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
     ("prefix", "fresh"),
 )  # fmt: skip
-"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked`, `trusted` and
+"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked` and
 `hinted` minus `imitation`."""
 
 GSM8K_FIELDS: Fields = {
@@ -158,7 +157,7 @@ PARTS: Mapping[str, Part] = {
     "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
     "sums": Part(
         "demo",
-        (*FACTORS, "checked", "trusted", "hinted", "grpo"),
+        (*FACTORS, "checked", "hinted", "grpo"),
         6,
         SUMS_FIELDS,
         60_000,

@@ -57,10 +57,6 @@ class ReplayConfig(Section):
     exclude_wrong: bool = False
     """Whether states whose text is already wrong are left out, and successes that contain something wrong are not
     imitated, as far as the task can tell: a false equation, a program that cannot be parsed (docs/method.md)."""
-    trust_checked: bool = False
-    """Ranking learnability: whether states of failures that state something and nothing false, as far as the task can
-    tell, begin with the chances of a success's states. Their own continuations then tell more. Otherwise they hardly
-    ever are replayed."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
     imitated: Whole = 0

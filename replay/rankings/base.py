@@ -27,7 +27,7 @@ CERTAIN = 1.0 - HOPELESS  # success above which none is: as many of its groups h
 class SuccessModel:
     """What is known of success on all problems together (`replay/success.py`); by default, before outcomes."""
 
-    # A state succeeds at its end with 0.88, near the root with 0.05; one of a failure that is not hopeful below 0.05.
+    # A state succeeds at its end with 0.88, near the root with 0.05; one of a failure without any part below 0.05.
     weights: tuple[float, ...] = (2.0, -5.0, -5.0, *6 * (0.0,))  # of `replay.success.Feature`
     strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
     centre: float = 0.0  # mean of the critic's values

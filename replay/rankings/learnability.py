@@ -21,9 +21,9 @@ lower by `LATER`. Imitation repeats what they could teach, and it has nothing to
 A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) falls there and p rises before it, so the
 start moves back towards the root. A lucky success proves nothing: continuations of its chain fail, which lowers p of
 these states, of their problem, and a little of all states of successes. States of own failures begin below 0.05; a
-critic that has predicted outcomes elsewhere can lift them. Those that are right by their text (`replay.trust_checked`),
-and those of failures that solve part of their task, begin like those of a success. The tokens that a continuation takes
-do not count: divided by them, the priority stays at the ends of chains for too long (bench/tuning.md).
+critic that has predicted outcomes elsewhere can lift them. Those of failures that solve part of their task begin like
+those of a success. The tokens that a continuation takes do not count: divided by them, the priority stays at the ends
+of chains for too long (bench/tuning.md).
 
 Nor do the steps of an environment: k are repeated and the others are new, so a restart takes as many as the root.
 
@@ -89,7 +89,7 @@ class Learnability(Ranking):
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
         """Retention [S]: 2 + `kept_longest` of proven states, so that a chain's shallow states stay until the start has
-        moved back to them; 1 + `kept_longest` of checked and partial ones; 1 / (1 + e^-priority) of other failures. A
+        moved back to them; 1 + `kept_longest` of partial ones; 1 / (1 + e^-priority) of other failures. A
         solved problem keeps nothing before others."""
         retention = np.zeros(len(priority), np.float32)
         open_ = ~np.isneginf(priority)

@@ -153,9 +153,6 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     for imitated, warned in ((32, 1), (0, 0)):
         alone = {"rollout": {"samples": 1}, "replay": {"imitated": imitated}}
         assert len(plan_warnings(parse_config(alone, "test"))) == warned
-    for ranking, warned in (("learnability", 0), ("value", 1), ("own:Ranking", 0)):
-        trusting = {"replay": {"ratio": 0.5, "trust_checked": True, "ranking": ranking}}
-        assert len(plan_warnings(parse_config(trusting, "test"))) == warned
     for of_replay, warned in ({"ratio": 0.5}, 0), ({}, 1):
         solutions = {"replay": {"canonical": True, **of_replay}}
         assert len(plan_warnings(parse_config(solutions, "test"))) == warned

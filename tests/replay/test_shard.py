@@ -70,16 +70,12 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
 
 def test_of_equal_prefixes_the_most_promising_says_where_the_state_came_from() -> None:
     failed = candidate("p", [1, 2, 3, 4], [2], [0.1])
-    checked = replace(failed, checked=np.array([True]))
     partial, solved = (replace(failed, provenance=kind) for kind in (Provenance.OWN_PARTIAL, Provenance.OWN_SUCCESSFUL))
-    shard = shard_of(checked, failed, ranking="value")
-    assert shard.states["provenance"].tolist() == [Provenance.OWN_CHECKED]
-    add(shard, partial)
-    add(shard, checked)
+    shard = shard_of(partial, failed, ranking="value")
     assert shard.states["provenance"].tolist() == [Provenance.OWN_PARTIAL]
     assert shard.problems["solved"].tolist() == [0]
     add(shard, solved)
-    add(shard, checked)
+    add(shard, partial)
     assert shard.states["provenance"].tolist() == [Provenance.OWN_SUCCESSFUL]
 
 

@@ -23,6 +23,7 @@ from replay.store import ReplayStore
 from trainer.starts import EMPTY
 
 VOCABULARY = 100
+KINDS = (Provenance.OWN_FAILED, Provenance.OWN_SUCCESSFUL, Provenance.CANONICAL)
 NEWEST = 2**31 - 1
 
 
@@ -34,7 +35,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
             tokens = rng.integers(0, VOCABULARY, size).astype(np.int32)
             lengths = np.array([3, 6, 9], np.int32)
             values = rng.random(3).astype(np.float32)
-            provenance = Provenance(int(rng.integers(0, 3)))
+            provenance = KINDS[int(rng.integers(0, 3))]
             made.append(CutTrajectory(f"p{problem}", tokens, lengths, values, provenance, 0.0, 1))
     return made
 
@@ -227,9 +228,9 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     """Values of versions 1, 1 and 4; own trajectories from the root: one of two right; continuations: one of four."""
     store = opened(tmp_path, 2, local=True)
     tokens, one = np.arange(5, dtype=np.int32), np.array([2], np.int32)
-    for problem, provenance, version in (("p", 0, 1), ("q", 1, 1), ("r", Provenance.CANONICAL, 4)):
+    for problem, provenance, version in zip("pqr", KINDS, (1, 1, 4), strict=True):
         value = np.array([0.5], np.float32)
-        store.add([CutTrajectory(problem, tokens, one, value, Provenance(provenance), 0.0, version)])
+        store.add([CutTrajectory(problem, tokens, one, value, provenance, 0.0, version)])
     state = store.sample(1, seed=0)[0]
     store.record([Outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
     stats = store.stats()
@@ -255,8 +256,9 @@ def test_the_unsolved_share_is_decayed_and_continues_from_a_checkpoint(tmp_path:
     / (2 / 2 + 2)."""
     store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
     first, second = candidates(2, 1)
-    for kinds in (((first, 0), (second, 0)), ((first, 0), (first, 1), (second, 0))):
-        store.add([replace(item, provenance=Provenance(kind)) for item, kind in kinds])
+    failed, solved, _ = KINDS
+    for kinds in (((first, failed), (second, failed)), ((first, failed), (first, solved), (second, failed))):
+        store.add([replace(item, provenance=kind) for item, kind in kinds])
         store.record([])
     assert store.unsolved_share == pytest.approx(2 / 3)
     store.save(tmp_path / "checkpoint")

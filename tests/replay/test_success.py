@@ -18,7 +18,7 @@ from replay.success import (
     sigmoid,
     to_text,
 )
-from tests.replay.rankings.test_rankings import CANONICAL, CHECKED, FAILED, PARTIAL, SUCCESS, columns
+from tests.replay.rankings.test_rankings import CANONICAL, FAILED, PARTIAL, SUCCESS, columns
 
 MODEL = SuccessModel()
 
@@ -36,15 +36,14 @@ def test_without_outcomes_the_model_is_its_prior() -> None:
 
 
 def test_features_by_hand() -> None:
-    kinds = [FAILED, SUCCESS, CANONICAL, CHECKED, PARTIAL]
-    states = columns([25, 50, 80, 40, 30], kinds, value=[0.2, 0.4, 0.9, 0.5, 0.5])
+    kinds = [FAILED, SUCCESS, CANONICAL, PARTIAL]
+    states = columns([25, 50, 80, 40], kinds, value=[0.2, 0.4, 0.9, 0.5])
     # mean value 0.5; in deviations of 0.25 around 0.3: values -0.4, 0.4, 2.4, mean 0.8
     expected = [
         [1, 0.75, 1, 0.75, 0, 0.8, -1.2, 0, 0],
         [1, 0.5, 0, 0, 0, 0.8, -0.4, 0, 0],
         [1, 0.2, 0, 0, 1, 0.8, 1.6, 0, 0],
         [1, 0.6, 0, 0, 0, 0.8, 0.0, 1, 0.6],
-        [1, 0.7, 0, 0, 0, 0.8, 0.0, 1, 0.7],
     ]
     np.testing.assert_allclose(
         features_of(replace(states, model=SuccessModel(centre=0.3, spread=0.25))), expected, rtol=1e-6, atol=1e-6
@@ -111,8 +110,8 @@ def test_the_offset_of_a_problem_comes_from_its_root_and_its_proven_states() -> 
     states = columns([75], [SUCCESS], wins=[6], losses=[2], root_wins=[1], root_losses=[9])
     d = np.log(known(states)[0] / (1 - known(states)[0])) - 0.75
     assert 6 - 8 * sigmoid(np.array(0.75 + d)) + 1 - 10 * sigmoid(np.array(-3 + d)) == pytest.approx(d / 4)
-    # outcomes of a failure's states say nothing of the problem: their prefix may be wrong, though the check passed it
-    for kind in (FAILED, CHECKED):
+    # outcomes of a failure's states say nothing of the problem: their prefix may be wrong
+    for kind in (FAILED, PARTIAL):
         assert known(columns([75], [kind], wins=[6], losses=[2])) == known(columns([75], [kind]))
 
 

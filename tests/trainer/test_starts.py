@@ -237,21 +237,6 @@ def test_a_failure_that_solves_a_part_is_told_apart() -> None:
     assert [one.success for one in found] == [1.0, 0.0, 0.5, 0.05, 0.0]
 
 
-def test_states_of_a_failure_that_are_right_so_far_are_checked() -> None:
-    """Up to the first 9. Nothing can be told before the second token, and a success needs no check."""
-
-    def _is_wrong(_: str, response: np.ndarray) -> bool | None:
-        return None if len(response) < 2 else 9 in response.tolist()
-
-    start = fresh_starts([PROBLEM], 1, 0, 1)[0]
-    rollouts = [judged(start, ids(8, 8, 9, 8), correct=False), judged(start, ids(8, 8, 8, 8), correct=True)]
-    values = [np.zeros(4, np.float32)] * 2
-    failed, right = cut_trajectories(rollouts, values, lambda _: ids(1, 2, 3), 1, trusted=_is_wrong)
-    assert failed.origins.tolist() == [Provenance.OWN_FAILED, Provenance.OWN_CHECKED, Provenance.OWN_FAILED]
-    assert right.origins.tolist() == [Provenance.OWN_SUCCESSFUL] * 3
-    assert (failed.success, failed.provenance) == (0.0, Provenance.OWN_FAILED)
-
-
 @pytest.mark.parametrize("correct", [True, False])
 def test_states_after_which_nothing_is_decided_are_left_out(correct: bool) -> None:
     """Behind a prefix of three tokens. The rest has a probability of 0.94 after the first, 0.96 after the second."""

@@ -13,7 +13,6 @@ from replay.rankings.learnability import state_chances, state_worth
 from tests.replay.rankings.test_closed_loop import Loop, made
 from tests.replay.rankings.test_rankings import (
     CANONICAL,
-    CHECKED,
     FAILED,
     INF,
     PARTIAL,
@@ -58,12 +57,12 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert [weight > 0 for weight in half] == [True, True, False]
 
 
-def test_states_of_failures_that_are_right_so_far_begin_like_those_of_successes() -> None:
+def test_states_of_failures_that_solve_a_part_begin_like_those_of_successes() -> None:
     """Until their own continuations, or those of others, tell more."""
-    begun = columns([50, 50], [CHECKED, SUCCESS], problem=[0, 1], chain=[0, 1])
+    begun = columns([50, 50], [PARTIAL, SUCCESS], problem=[0, 1], chain=[0, 1])
     assert state_chances(begun)[0] == pytest.approx(state_chances(begun)[1])
-    assert weights([50], [CHECKED])[0] > 0 == weights([50], [FAILED])[0]
-    assert weights([50], [CHECKED], losses=[80], tried=[80]) == [0]
+    assert weights([50], [PARTIAL])[0] > 0 == weights([50], [FAILED])[0]
+    assert weights([50], [PARTIAL], losses=[80], tried=[80]) == [0]
     other = replace(begun, model=replace(begun.model, weights=(2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0, -5.0, 0.0)))
     assert told("learnability", other) == ["its chance of success is below 5%", ""]
 
@@ -138,8 +137,8 @@ def test_what_is_needed_later_is_kept() -> None:
     assert kept[3] == 0
 
 
-def test_a_proven_state_is_kept_before_a_checked_one() -> None:
-    states = columns([75, 25, 60], [SUCCESS, CHECKED, FAILED], chain=[0, 1, 2], tried=[0, 4, 0], wins=[0, 2, 0])
+def test_a_proven_state_is_kept_before_a_partial_one() -> None:
+    states = columns([75, 25, 60], [SUCCESS, PARTIAL, FAILED], chain=[0, 1, 2], tried=[0, 4, 0], wins=[0, 2, 0])
     kept = OURS.retention(states, OURS.priority(states))
     assert kept[0] > 2 >= kept[1] > 1 > kept[2]
 

@@ -14,7 +14,7 @@ from replay.rankings.base import Ranking, StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
 from replay.rankings.frontier import isotonic
 
-FAILED, SUCCESS, CANONICAL, CHECKED, PARTIAL = 0, 1, 2, 3, 4
+FAILED, PARTIAL, SUCCESS, CANONICAL = 0, 1, 2, 3
 INF = np.inf
 
 
@@ -141,8 +141,8 @@ def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -
 
 def test_frontier_waits_for_the_first_success_of_a_problem() -> None:
     assert frontier(columns([20, 66, 67, 90], [FAILED] * 4)).tolist() == [-INF] * 4
-    assert frontier(columns([20, 66], [CHECKED] * 2)).tolist() == [-INF] * 2  # right so far, and a failure
-    assert told("frontier", columns([66], [CHECKED])) == ["an own failure: this ranking follows successes"]
+    assert frontier(columns([20, 66], [PARTIAL] * 2)).tolist() == [-INF] * 2  # solves a part, and a failure
+    assert told("frontier", columns([66], [PARTIAL])) == ["an own failure: this ranking follows successes"]
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
     assert frontier(mixed).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
     assert retention("frontier", mixed) == [0.0, 4.0]
