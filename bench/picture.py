@@ -2,7 +2,7 @@ r"""Draws the README's picture from two runs, the demo and the same without imit
 
     python launch.py train --config configs/demo.yaml --run.name full
     python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0 \
-        --algorithm.positive_coefficient 0
+        --algorithm.positive_coefficient 0 --learner.policy_lr 1.0e-5
     python -m bench.picture runs/full runs/plain
 
 `python -m bench.picture runs/guess --output docs/guess.png` draws a run of configs/guess.yaml for
