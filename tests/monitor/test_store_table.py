@@ -154,7 +154,7 @@ def test_filters(store: ReplayStore, tmp_path: Path) -> None:
     assert [first_states(table, *few).num_rows for few in ((9, 1), (1, 2), (9, 9))] == [2, 2, 5]
     with pytest.raises(StoreError, match="no state of problem 'x'"):
         select(table, problem="x")
-    with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_succ"):
+    with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_part"):
         select(table, provenance="mine")
     with pytest.raises(StoreError, match="no replay store here"):
         read_shards(tmp_path, None, CONFIG)
