@@ -1,4 +1,4 @@
-r"""Draws the README's picture from two runs, the demo and the same without imitation and replay.
+r"""Draws the README's picture from two runs, the demo and PPO alone at the better of two rates.
 
     python launch.py train --config configs/demo.yaml --run.name full
     python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0 \
@@ -51,9 +51,7 @@ def draw(runs: Sequence[RunFiles], labels: Sequence[str], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description="Draw docs/demo.png: the demo, and the same without imitation and replay."
-    )
+    parser = argparse.ArgumentParser(description="Draw docs/demo.png: the demo, and PPO alone.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "demo.png")
     options = parser.parse_args()

@@ -33,7 +33,7 @@ class Sampling:
 
 
 class Provenance(IntEnum):
-    """Where a state came from. Of equal prefixes the highest one counts."""
+    """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs."""
 
     OWN_FAILED = 0
     OWN_PARTIAL = 1  # of a failure that solves more than 5 % of its task (`Verdict.share`)

@@ -40,13 +40,12 @@ RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
-    ("checked", "both"), ("checked", "imitation"),
-    ("hinted", "both"), ("hinted", "imitation"),
+    ("checked", "both"), ("checked", "imitation"), ("hinted", "both"), ("hinted", "imitation"),
     ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
     ("prefix", "fresh"),
 )  # fmt: skip
-"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked` and
-`hinted` minus `imitation`."""
+"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked` and `hinted`
+minus `imitation`."""
 
 GSM8K_FIELDS: Fields = {
     "task.problems": "auto",  # all rows of the file of the seed index
@@ -74,6 +73,7 @@ SUMS_FIELDS: Fields = {
         ]
     ),
     "rollout.max_response_tokens": 48,
+    "replay.start_states": 64,
 }
 CODE_FIELDS: Fields = {
     **MBPP_FIELDS,
