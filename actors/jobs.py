@@ -68,7 +68,7 @@ class Engine(Protocol):
         """Take one step, and add the samples that it finishes to `_done`."""
 
     def rest(self) -> None:
-        """If nothing is in flight, free the memory that others may need meanwhile."""
+        """If nothing is in flight, forget the cached prefixes, and free the memory that others may need meanwhile."""
 
     def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
         """Step for about `seconds`, at least once, or until `refill` samples are in flight; returns what finished."""

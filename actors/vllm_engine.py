@@ -133,8 +133,13 @@ class VllmEngine(Engine):
         return scores
 
     def rest(self) -> None:
-        """If nothing is in flight, free the GPU's memory for a learner that shares it."""
-        if self._sleeps and not self._asleep and not self.unfinished:
+        """If nothing is in flight, forget the cached prefixes, and free the GPU's memory for a learner that shares it.
+        In bfloat16 a token behind a cached prefix rounds differently. So a batch would depend on the evaluation before
+        it, which a resumed run does not make."""
+        if self.unfinished:
+            return
+        self._engine.reset_prefix_cache()
+        if self._sleeps and not self._asleep:
             self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
             self._asleep = set(SLEEPERS)
 
