@@ -8,10 +8,12 @@ The numbers have two digits and no result is negative. The response has a line p
     82 - 18 = 64
     #### 64
 
-The reward depends only on the final answer. The prefix check reads every character.
+The reward depends only on the final answer. The prefix check accepts every right way to it: `31 + 46 - 18 = 59` in one
+line, or `46 + 31 = 77` first. It judges a line once it has ended.
 """
 
 import re
+from itertools import product
 
 import numpy as np
 
@@ -19,12 +21,14 @@ from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.mathematics.answers import gsm8k_answer
 from tasks.mathematics.equations import states_false_equation
-from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
+from tasks.synthetic.generated import OPERATIONS, Puzzle, wrong
 
 SIGNS = {"plus": "+", "minus": "-"}
 LEAST, MOST = 10, 99  # the range of the numbers
 
 _TERM = re.compile(r"(plus|minus) (\d+)")
+_RESULT = re.compile(r"= *(-?\d+)(?! *[-+*/\d]|\.\d)")  # a side of an equation that is one number
+_ANSWER = re.compile(r"#### *(-?\d+)")
 
 
 def steps(text: str) -> list[tuple[str, int]]:
@@ -44,6 +48,31 @@ def steps(text: str) -> list[tuple[str, int]]:
 def _solution(text: str) -> str:
     done = steps(text)
     return "\n".join([*(line for line, _ in done), f"#### {done[-1][1]}"])
+
+
+def right_so_far(text: str, response: str) -> bool:
+    """Whether the beginning of a response states nothing wrong: the equations of its ended lines are true, each result
+    is the sum of some terms of the question, with their signs or all of them turned, and the answer is right.
+
+    >>> lines = ("35 + 47 = 82\\n", "35 - 18 = 17\\n", "47 + 45 = 92\\n", "47 + 35 = 83\\n")
+    >>> [right_so_far("What is 47 plus 35 minus 18?", line) for line in lines]
+    [True, True, False, False]
+    """
+    ended = response[: response.rfind("\n") + 1]
+    results = {abs(int(result)) for result in _RESULT.findall(ended)}
+    expected = str(steps(text)[-1][1])
+    answers_right = all(
+        expected.startswith(answer[1]) if answer.end() == len(response) else expected == answer[1]  # it may go on
+        for answer in _ANSWER.finditer(response)
+    )
+    return states_false_equation(ended) is not True and results <= _partial_sums(text) and answers_right
+
+
+def _partial_sums(text: str) -> set[int]:
+    """The absolute values of the sums of some terms of a question, with their signs."""
+    terms = [int(text.split()[2].rstrip("?"))]
+    terms += [int(number) if word == "plus" else -int(number) for word, number in _TERM.findall(text)]
+    return {abs(sum(chosen)) for chosen in product(*((0, term) for term in terms))}
 
 
 def verify_sums(reference: str, response: str) -> Verdict:
@@ -71,7 +100,7 @@ SUMS = Puzzle(
     _draw,
     _solution,
     lambda text: len(_TERM.findall(text)),
-    begins(_solution),
+    right_so_far,
     ending="",
     words=True,
 )

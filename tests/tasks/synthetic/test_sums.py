@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.synthetic.sums import SUMS, steps, verify_sums
+from tasks.synthetic.sums import SUMS, right_so_far, steps, verify_sums
 
 TEXT = "What is 47 plus 35 minus 18?"
 SOLUTION = "47 + 35 = 82\n82 - 18 = 64\n#### 64"
@@ -18,7 +18,7 @@ def test_every_sum_or_difference_is_a_line() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4))
-def test_the_solution_is_right_and_a_changed_character_is_found_at_once(seed: int, operations: int) -> None:
+def test_the_solution_is_right_and_a_changed_digit_of_a_result_is_found(seed: int, operations: int) -> None:
     rng = np.random.default_rng(seed)
     text = SUMS.draw(rng, operations)
     words = text.removeprefix("What is ").removesuffix("?").split()
@@ -31,9 +31,33 @@ def test_the_solution_is_right_and_a_changed_character_is_found_at_once(seed: in
     solution = SUMS.solution(text)
     assert verify_sums(text, solution).correct
     assert all(SUMS.prefix_correct(text, solution[:end]) for end in range(len(solution) + 1))
-    at = int(rng.integers(len(solution)))
-    other = "7" if solution[at] != "7" else "+"
-    assert not SUMS.prefix_correct(text, solution[:at] + other)
+    lines = solution.split("\n")
+    at = int(rng.integers(len(lines)))
+    changed = "3" if lines[at][-1] != "3" else "4"
+    assert not SUMS.prefix_correct(text, "\n".join([*lines[:at], lines[at][:-1] + changed, ""]))
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("47 + 35 - 18 = 64\n#### 64", True),
+        ("35 + 47 = 82\n82 - 18 = 64\n#### 64", True),
+        ("35-18=17\n\n17+47=64\n#### 64", True),
+        ("18 - 35 = -17\n", True),
+        ("47 + 35 = 82 - 18 = 64\n", True),
+        ("47 + 35 = 8", True),  # it may go on
+        ("47 + 35 = 8\n", False),
+        ("47 + 36 = 83\n", False),  # true, and of another number
+        ("47 + 35 = 82\n82 - 17 = 65\n", False),
+        ("47 + 35 + 18 = 100\n100 - 18 = 64\n#### 64", False),  # luck
+        ("#### 6", True),
+        ("#### 6\n", False),
+        ("#### 65", False),
+        ("#### 65\n#### 64", False),
+    ],
+)
+def test_every_right_way_is_right_and_a_wrong_line_is_wrong_once_it_has_ended(response: str, right: bool) -> None:
+    assert right_so_far(TEXT, response) is right
 
 
 @pytest.mark.parametrize(
