@@ -184,7 +184,7 @@ def decision(found: Difference, ends: Sequence[float]) -> str:
 
 
 def warnings(arms: Arms) -> list[str]:
-    """What must not be mixed: warm starts within a seed index, commits, rates within an arm."""
+    """What should not be mixed: warm starts within a seed index, commits, rates within an arm, machines of a pair."""
     results = [one for seeds in arms.values() for one in seeds.values()]
     models: dict[int, set[str]] = defaultdict(set)
     for one in results:
@@ -194,7 +194,18 @@ def warnings(arms: Arms) -> list[str]:
     lines = [f"Commits: {', '.join(sorted({one['commit'] for one in results}))}."]
     lines += [f"**Arms of seed index {', '.join(mixed)} have different warm starts.**"] if mixed else []
     lines += [f"**The seed indices of {', '.join(rates)} have different learning rates.**"] if rates else []
+    pairs = [
+        f"{first} - {second} ({', '.join(map(str, apart))})"
+        for first, second in PAIRS
+        if (apart := _on_two_machines(arms.get(first, {}), arms.get(second, {})))
+    ]
+    lines += [f"Pairs whose runs are of two machines, with the seed indices: {', '.join(pairs)}."] if pairs else []
     return [*lines, ""]
+
+
+def _on_two_machines(one: Mapping[int, Result], other: Mapping[int, Result]) -> list[int]:
+    """The seed indices at which two arms ran on different machines."""
+    return [seed for seed in sorted(one.keys() & other.keys()) if one[seed]["machine"] != other[seed]["machine"]]
 
 
 def assay_section(task: str, results: Sequence[Result]) -> tuple[list[str], list[Check]]:
@@ -208,7 +219,7 @@ def assay_section(task: str, results: Sequence[Result]) -> tuple[list[str], list
     scales = ", ".join(str(one["scale"]) for one in results)
     phi = f"{100 * wrong / told:.0f} %" if told else "none"
     lines = [
-        f"### {task} ({len(results)} seed indices; scale {scales})",
+        f"### {task} ({len(results)} seed {'index' if len(results) == 1 else 'indices'}; scale {scales})",
         "",
         f"{len(won)} problems, {samples} samples each: success {text_of(first, 100, 1)} %, "
         f"{100 * float((won > 0).mean()):.0f} % have a success (pass@{samples}), "
@@ -314,10 +325,18 @@ def choice_table(results: Sequence[Result]) -> list[str]:
     return [*grid(["selector", "success, %", "problems"], rows), *note]
 
 
+def _smoothed(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    """Thousands of generated tokens, and the success from the root: means of `SMOOTHED` iterations that end there."""
+    tokens = np.cumsum(result["iterations"]["generated_tokens"]) / 1000
+    success = np.array(result["iterations"]["root_success"], np.float64)
+    width = min(SMOOTHED, len(success))
+    return tokens[width - 1 :], np.convolve(success, np.ones(width) / width, "valid")
+
+
 def draw(arms: Arms, path: Path) -> None:
     """Two panels. Left: held-out pass@1 at the end, of all problems and by level: a dot for each seed index, a bar for
-    their mean, a dotted line for the success before training. Right: success from the root in training, means of
-    `SMOOTHED` iterations, against generated tokens."""
+    their mean, a dotted line for the success before training. Right: success from the root in training against
+    generated tokens, each run thin and the mean over seed indices thick."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -332,12 +351,11 @@ def draw(arms: Arms, path: Path) -> None:
         ends = np.array([[by_level(one["evaluations"][-1])[group] for group in groups] for one in seeds.values()])
         left.bar(places, ends.mean(axis=0), 0.7 / len(arms), color=f"C{at}", alpha=0.4, label=f"{arm} ({len(seeds)})")
         left.plot(places, ends.T, "o", color=f"C{at}", markersize=3)
-        for one in seeds.values():
-            tokens = np.cumsum(one["iterations"]["generated_tokens"]) / 1000
-            success = np.array(one["iterations"]["root_success"], np.float64)
-            width = min(SMOOTHED, len(success))
-            smooth = np.convolve(success, np.ones(width) / width, "valid")
-            right.plot(tokens[width - 1 :], smooth, color=f"C{at}", alpha=0.7, linewidth=1)
+        curves = [_smoothed(one) for one in seeds.values()]
+        for tokens, success in curves:
+            right.plot(tokens, success, color=f"C{at}", alpha=0.2, linewidth=0.7)
+        points = np.linspace(max(tokens[0] for tokens, _ in curves), min(tokens[-1] for tokens, _ in curves), 101)
+        right.plot(points, np.mean([np.interp(points, *curve) for curve in curves], axis=0), color=f"C{at}")
     left.set(ylabel="held-out pass@1 at the end (dotted: before)", ylim=(0, None))
     left.set_xticks(range(len(groups)), groups)
     left.legend(title="arm (seed indices)", fontsize=8)
