@@ -115,11 +115,13 @@ def passes(result: Result) -> dict[str, float]:
 
 
 def with_interval(found: Difference, scale: float = 1.0, digits: int = 1) -> str:
-    """A mean with its t interval as text; '-' for none."""
+    """A mean with its t interval as text, which is left out if all values are the same; '-' for none."""
     if np.isnan(found.mean):
         return "-"
     mean, low, high = (f"{scale * value:.{digits}f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} ({low} to {high})" if found.seeds > 1 else f"{mean} (one seed)"
+    if found.seeds == 1:
+        return f"{mean} (one seed)"
+    return mean if found.low == found.high else f"{mean} ({low} to {high})"
 
 
 def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:
