@@ -331,12 +331,15 @@ def test_the_tables_of_a_part(tmp_path: Path) -> None:
     assert page.warnings(arms)[:2] == ["Commits: abc.", ""]
     arms["neither"][1]["model"] = "other"
     assert page.warnings(arms)[1] == "**Arms of seed index 1 have different warm starts.**"
+    arms["neither"][1] |= {"model": arms["both"][1]["model"], "machine": "another"}
+    told = page.warnings({"imitation": arms["neither"], "both": arms["both"]})
+    assert told[1] == "Pairs whose runs are of two machines, with the seed indices: both - imitation (1)."
     assert page.level_measures(arms) == []
     for at, one in enumerate(arms["both"].values()):
         one["evaluations"][-1]["levels"] = {"easy": 0.25 + 0.25 * at, "hard": 0.0}
     levels = page.arm_table(arms, page.level_measures(arms))  # 25 and 50: mean 37.5, deviation 17.68, half 158.8
     assert levels[0] == "| arm | seeds | easy, % | hard, % |"
-    assert levels[2:4] == ["| neither | 1 | - | - |", "| both | 2 | 37.5 (-121.3 to 196.3) | 0.0 (0.0 to 0.0) |"]
+    assert levels[2:4] == ["| neither | 1 | - | - |", "| both | 2 | 37.5 (-121.3 to 196.3) | 0.0 |"]
     page.draw(arms, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
