@@ -311,8 +311,20 @@ def wrong_table(rows: Sequence[Any]) -> list[str]:
             if own := [state[:4] for state in states if state[4] is wrong]:
                 won, _, lucky, known = np.sum(own, axis=0).tolist()
                 rate = f"{100 * won / (CONTINUATIONS * len(own)):.1f} %"
-                table.append([TITLES[kind], word, str(len(own)), rate, f"{known - lucky} of {known}"])
-    return grid(["restart", "text of the state", "states", "success", "sound"], table)
+                ratio = _of_the_right(rows, kind) if wrong else "-"
+                table.append([TITLES[kind], word, str(len(own)), rate, ratio, f"{known - lucky} of {known}"])
+    heading = ["restart", "text of the state", "states", "success", "divided by that of states not wrong", "sound"]
+    return grid(heading, table)
+
+
+def _of_the_right(rows: Sequence[Any], kind: str) -> str:
+    """Success per wrong state divided by that per state that is not wrong, with a bootstrap interval over problems."""
+    wrong_ones, right_ones = (
+        [(sum(state[0] for state in row[kind] if state[4] is wrong), sum(state[4] is wrong for state in row[kind]))
+         for row in rows if kind in row]
+        for wrong in (True, False)
+    )  # fmt: skip
+    return text_of(gain(wrong_ones, right_ones, f"wrong {kind}"), never=NEVER)
 
 
 def choice_table(results: Sequence[Result]) -> list[str]:
