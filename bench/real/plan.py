@@ -51,7 +51,6 @@ GSM8K_FIELDS: Fields = {
     "task.problems": "auto",  # all rows of the file of the seed index
     "rollout.max_response_tokens": 192,
     "rollout.max_running": 64,
-    "replay.canonical": False,
 }
 MAIN_FIELDS: Fields = {
     **GSM8K_FIELDS,
@@ -87,7 +86,6 @@ CODE_FIELDS: Fields = {
     "rollout.max_running": 64,
     "replay.start_states": 64,
     "replay.imitated": 16,
-    "replay.canonical": False,
 }
 GAME_FIELDS: Fields = {
     "task.name": "bench.real.game:dial",
@@ -121,7 +119,6 @@ ON: Mapping[str, Fields] = {
 ASSAY_FIELDS: Fields = {
     "task.eval_problems": 8,
     "rollout.max_running": 64,
-    "replay.canonical": False,
     "replay.boundary": "stride",  # a state may begin wherever a character ends
     "replay.stride": 1,
     "replay.imitated": 0,
