@@ -324,7 +324,8 @@ def _of_the_right(rows: Sequence[Any], kind: str) -> str:
          for row in rows if kind in row]
         for wrong in (True, False)
     )  # fmt: skip
-    return text_of(gain(wrong_ones, right_ones, f"wrong {kind}"), never=NEVER)
+    known = any(count for _, count in right_ones)
+    return text_of(gain(wrong_ones, right_ones, f"wrong {kind}"), never=NEVER) if known else "-"
 
 
 def choice_table(results: Sequence[Result]) -> list[str]:

@@ -370,6 +370,14 @@ def assayed() -> dict[str, Any]:
     }
 
 
+def test_a_wrong_state_is_compared_with_a_right_one() -> None:
+    """One problem, so every bootstrap sample is the same: 2 of 2 x 8 continuations after 6 of 1 x 8."""
+    states = [[2, 100, 2, 2, True], [0, 100, 0, 0, True], [6, 100, 0, 6, False], [8, 100, 0, 8, None]]
+    wrong, right = page.wrong_table([{"own": states}])[2:4]
+    assert wrong.startswith("| own success | wrong | 2 | 12.5 % | 0.17")
+    assert right == "| own success | not wrong | 1 | 75.0 % | - | 6 of 6 |"
+
+
 def test_the_section_of_an_assay() -> None:
     lines, checks = page.assay_section("gsm8k", [assayed()])
     text = "\n".join(lines)
@@ -383,8 +391,8 @@ def test_the_section_of_an_assay() -> None:
     assert "| failure, by Monte-Carlo value | 0 of 16 | 1 | 4 | no success from the root (one seed) |" in text
     assert "| failure, at random | 2.00" not in text
     # own: 4 x 6 of 4 x 8 continuations; best: 4 x 1 of 4 x 8 after a wrong text, all 4 with an error
-    assert "| own success | not wrong | 4 | 75.0 % | 24 of 24 |" in text
-    assert "| failure, by Monte-Carlo value | wrong | 4 | 12.5 % | 0 of 4 |" in text
+    assert "| own success | not wrong | 4 | 75.0 % | - | 24 of 24 |" in text
+    assert "| failure, by Monte-Carlo value | wrong | 4 | 12.5 % | - | 0 of 4 |" in text  # none is known to be right
     assert "| own success | wrong" not in text
     assert "AUC of the critic before each of its updates: 0.50, 0.75." in text
     assert [round(check.value, 3) for check in checks] == [0.75, 3.333]
