@@ -95,7 +95,7 @@ def real_runs(part: str) -> Mapping[str, Mapping[int, dict[str, Any]]]:
 def of_real(part: str, measure: str, column: str) -> str:
     """What a cell says of a part of bench.real. `measure`: an entry of the evaluation in per cent, or a level.
     `column`: an arm at the end, `before` (all arms), or `ARM - ARM` in points over the seed indices of both."""
-    arms = real_runs(part)
+    arms = {**real_runs("sums"), **real_runs(part)} if part == "epochs" else real_runs(part)  # P1b compares with P1a
 
     def _success(row: dict[str, Any], at: int) -> float:
         found = row["evaluations"][at]
