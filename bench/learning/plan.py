@@ -134,6 +134,7 @@ ARMS: Mapping[str, Fields] = {
     "learnability_imitating": {**ranked("learnability"), **_IMITATING},
     "learnability_falling": ranked("learnability"),
     "defaults": {**SHIPPED, "rollout.starts": 16},
+    "gated": {**_ON_TOP, **_EMPTY, **_IMITATING},
     "epochs": {**_ON_TOP, **_EMPTY, "learner.epochs": 4},
     "raft": {
         **_ON_TOP,
@@ -155,11 +156,11 @@ canonical solutions are reported apart (`with_solutions`). `learnability_grpo` h
 `grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
 8 rounds. `defaults`: ours with what recipes of generated tasks leave to the defaults. Two arms tell "earlier successes"
 from "more updates": `epochs` takes four passes over every batch and imitates nothing; `raft`
-(2504.11343) has the loss on the correct responses of the batch alone, without advantages. RLEP and ExGRPO put earlier
-successes into groups with new responses and weight them by their advantages; no field does that."""
+(2504.11343) has the loss on the correct responses of the batch alone, without advantages. `gated` is `ppo_kl_imitating`
+with the gate of self-imitation, by a patch (bench/results/learning/gated)."""
 
-PAST = ("posterior", "uniform_filtered_small", "on_top_no_model")
-"""Arms of an earlier version, whose rankings are gone. Their results stay on the page; they cannot be run."""
+PAST = ("posterior", "uniform_filtered_small", "on_top_no_model", "gated")
+"""Arms of changed code, or of an earlier version, whose rankings are gone. Their results stay; they cannot be run."""
 PAST_TASKS = ("countdown",)
 """The same of tasks."""
 
