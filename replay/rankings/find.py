@@ -8,6 +8,7 @@ import numpy as np
 from core.config import ReplayConfig
 from core.errors import ConfigError, first_line
 from core.imports import imported
+from core.records import Provenance
 from core.sections.replay import RANKINGS
 from replay.rankings.base import Ranking, StateColumns, excluded
 
@@ -25,7 +26,8 @@ def find_ranking(config: ReplayConfig) -> Ranking:
 
 def example_states() -> StateColumns:
     """Two problems with four chains each: an own failure, two states of a success, one of a canonical solution, and one
-    of a failure that is right so far, or that solves a part."""
+    of a failure that solves a part."""
+    failed, partial, won, canonical = Provenance
     columns: dict[str, list[float]] = {
         "problem": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1],
         "chain": [0, 1, 1, 2, 3, 4, 5, 5, 6, 7],
@@ -33,7 +35,7 @@ def example_states() -> StateColumns:
         "total": [100] * 10,
         "left": [0.5, 0.9, 0.3, 0.5, 0.7, 0.8, 0.95, 0.2, 0.1, 0.6],
         "value": [0.1, 0.4, 0.9, 0.5, 0.3, 0.2, 0.3, 0.8, 0.6, 0.4],
-        "provenance": [0, 1, 1, 2, 3, 0, 1, 1, 2, 4],
+        "provenance": [failed, won, won, canonical, partial, failed, won, won, canonical, partial],
         "wins": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
         "losses": [4, 3, 1, 0, 2, 0, 0, 2, 0, 4],
         "squares": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
