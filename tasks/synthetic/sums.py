@@ -8,8 +8,8 @@ The numbers have two digits and no result is negative. The response has a line p
     82 - 18 = 64
     #### 64
 
-The reward depends only on the final answer. The prefix check accepts every right way to it: `31 + 46 - 18 = 59` in one
-line, or `46 + 31 = 77` first. It judges a line once it has ended.
+The reward depends only on the final answer. The prefix check accepts the terms in every order and grouping: all in one
+line, or `47 - 18 = 29` first. It judges a line once it has ended.
 """
 
 import re
@@ -27,8 +27,8 @@ SIGNS = {"plus": "+", "minus": "-"}
 LEAST, MOST = 10, 99  # the range of the numbers
 
 _TERM = re.compile(r"(plus|minus) (\d+)")
-_RESULT = re.compile(r"= *(-?\d+)(?! *[-+*/\d]|\.\d)")  # a side of an equation that is one number
-_ANSWER = re.compile(r"#### *(-?\d+)")
+_BEFORE, _BEHIND = re.compile(r"(\d+)(?= *[-+*/=])"), re.compile(r"[-+*/=] *(\d+)")  # numbers next to an operator
+_ANSWER = re.compile(r"#### *(-?\d+(?:\.\d+)?)")
 
 
 def steps(text: str) -> list[tuple[str, int]]:
@@ -51,21 +51,22 @@ def _solution(text: str) -> str:
 
 
 def right_so_far(text: str, response: str) -> bool:
-    """Whether the beginning of a response states nothing wrong: the equations of its ended lines are true, each result
-    is the sum of some terms of the question, with their signs or all of them turned, and the answer is right.
+    """Whether the beginning of a response states nothing wrong: the equations of its ended lines are true, each of
+    their numbers is a sum of terms of the question, with their signs or all of them turned, and the answer is right.
 
     >>> lines = ("35 + 47 = 82\\n", "35 - 18 = 17\\n", "47 + 45 = 92\\n", "47 + 35 = 83\\n")
     >>> [right_so_far("What is 47 plus 35 minus 18?", line) for line in lines]
     [True, True, False, False]
     """
-    ended = response[: response.rfind("\n") + 1]
-    results = {abs(int(result)) for result in _RESULT.findall(ended)}
+    ended = response[: max(response.rfind("\n"), response.rfind("####"), 0)] + "\n"
+    equations = "\n".join(line for line in ended.split("\n") if "=" in line)
+    numbers = {int(number) for pattern in (_BEFORE, _BEHIND) for number in pattern.findall(equations)}
     expected = str(steps(text)[-1][1])
     answers_right = all(
         expected.startswith(answer[1]) if answer.end() == len(response) else expected == answer[1]  # it may go on
         for answer in _ANSWER.finditer(response)
     )
-    return states_false_equation(ended) is not True and results <= _partial_sums(text) and answers_right
+    return states_false_equation(ended) is not True and numbers <= _partial_sums(text) and answers_right
 
 
 def _partial_sums(text: str) -> set[int]:

@@ -50,13 +50,22 @@ def test_the_solution_is_right_and_a_changed_digit_of_a_result_is_found(seed: in
         ("47 + 36 = 83\n", False),  # true, and of another number
         ("47 + 35 = 82\n82 - 17 = 65\n", False),
         ("47 + 35 + 18 = 100\n100 - 18 = 64\n#### 64", False),  # luck
+        ("47 + 36 - 19 = 64\n#### 64", False),  # luck, too
+        ("48 + 34 = 82\n", False),
+        ("100 - 36 = 64\n", False),
+        ("47 + 35 = 83 #### 64", False),  # the answer ends the line
+        ("47 + 35 = 82 apples of 9 trees\n#### 64 in 3 lines", True),  # other numbers are not in equations
+        ("40 + 30 = 70\n", False),  # true, and no grouping of the terms
+        ("#### 64.5\n", False),
         ("#### 6", True),
         ("#### 6\n", False),
         ("#### 65", False),
         ("#### 65\n#### 64", False),
     ],
 )
-def test_every_right_way_is_right_and_a_wrong_line_is_wrong_once_it_has_ended(response: str, right: bool) -> None:
+def test_every_order_and_grouping_is_right_and_a_wrong_line_is_wrong_once_it_has_ended(
+    response: str, right: bool
+) -> None:
     assert right_so_far(TEXT, response) is right
 
 
