@@ -1,9 +1,10 @@
-"""The tables and plots of the page, from the tables of results. Invariant: no mean without its interval and the number
-of seed indices, and no decision before all planned runs are there."""
+"""The tables and plots of the page, from the tables of results. Invariant: no mean without its interval (but of equal
+values) and the number of seed indices, and no decision before all planned runs are there."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ NEVER = "no success from the root"
 IDLE = 3.0  # load below which a machine has nothing else to do than two runs
 DECIDING = ("main", "sums")  # parts whose page prints decisions
 SMOOTHED = 5  # iterations in the mean that the plot shows
+SAME = 1e-9  # an interval of this width is that of equal values
 FLOOR = 0.06  # where all runs end below, nothing has been learnt that arms could differ in
 KINDS = ("own", "random", "best", "canonical")  # of restarts
 TITLES = {
@@ -121,7 +123,7 @@ def with_interval(found: Difference, scale: float = 1.0, digits: int = 1) -> str
     mean, low, high = (f"{scale * value:.{digits}f}" for value in (found.mean, found.low, found.high))
     if found.seeds == 1:
         return f"{mean} (one seed)"
-    return mean if found.low == found.high else f"{mean} ({low} to {high})"
+    return mean if found.high - found.low < SAME else f"{mean} ({low} to {high})"
 
 
 def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:
@@ -185,8 +187,9 @@ def decision(found: Difference, ends: Sequence[float]) -> str:
     return decide(found) + ", below 0" * (found.high < 0)
 
 
-def warnings(arms: Arms) -> list[str]:
-    """What should not be mixed: warm starts within a seed index, commits, rates within an arm, machines of a pair."""
+def warnings(arms: Arms, others: Arms = MappingProxyType({})) -> list[str]:
+    """What should not be mixed: warm starts within a seed index, commits, rates within an arm, machines of a pair.
+    `others`: arms of another part, with which these are compared."""
     results = [one for seeds in arms.values() for one in seeds.values()]
     models: dict[int, set[str]] = defaultdict(set)
     for one in results:
@@ -196,10 +199,12 @@ def warnings(arms: Arms) -> list[str]:
     lines = [f"Commits: {', '.join(sorted({one['commit'] for one in results}))}."]
     lines += [f"**Arms of seed index {', '.join(mixed)} have different warm starts.**"] if mixed else []
     lines += [f"**The seed indices of {', '.join(rates)} have different learning rates.**"] if rates else []
+    known = {**others, **arms}
     pairs = [
         f"{first} - {second} ({', '.join(map(str, apart))})"
         for first, second in PAIRS
-        if (apart := _on_two_machines(arms.get(first, {}), arms.get(second, {})))
+        if {first, second} & arms.keys()
+        if (apart := _on_two_machines(known.get(first, {}), known.get(second, {})))
     ]
     lines += [f"Pairs whose runs are of two machines, with the seed indices: {', '.join(pairs)}."] if pairs else []
     return [*lines, ""]
@@ -318,13 +323,14 @@ def wrong_table(rows: Sequence[Any]) -> list[str]:
 
 
 def _of_the_right(rows: Sequence[Any], kind: str) -> str:
-    """Success per wrong state divided by that per state that is not wrong, with a bootstrap interval over problems."""
+    """Success per wrong state divided by that per state that is not wrong, with a bootstrap interval over problems;
+    '-' where one of both never succeeds."""
     wrong_ones, right_ones = (
         [(sum(state[0] for state in row[kind] if state[4] is wrong), sum(state[4] is wrong for state in row[kind]))
          for row in rows if kind in row]
         for wrong in (True, False)
     )  # fmt: skip
-    known = any(count for _, count in right_ones)
+    known = all(any(won for won, _ in ones) for ones in (wrong_ones, right_ones))
     return text_of(gain(wrong_ones, right_ones, f"wrong {kind}"), never=NEVER) if known else "-"
 
 

@@ -97,7 +97,7 @@ def gain(restarts: Sequence[tuple[float, float]], roots: Sequence[tuple[float, f
 
     def _ratio(drawn: Indices) -> float:
         (won, tokens), (lost_to, of_root) = ours[drawn].sum(axis=0), theirs[drawn].sum(axis=0)
-        if not tokens or (won == 0.0 and lost_to == 0.0):
+        if not tokens or not of_root or (won == 0.0 and lost_to == 0.0):
             return math.nan
         return float(won * of_root / (tokens * lost_to)) if lost_to else math.inf
 

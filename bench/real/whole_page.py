@@ -55,8 +55,9 @@ def of_tokens(part: str, found: Parts, folder: Path) -> Section:
     """A part whose arms are compared at equal generated tokens."""
     arms, plot = found[part], folder / f"{part}.png"
     draw(arms, plot)
-    table, checks = comparisons(part, arms, found["sums"] if part == "epochs" else {})
-    lines = [f"![success]({folder.name}/{plot.name})", "", *warnings(arms), *table]
+    others = found["sums"] if part == "epochs" else {}
+    table, checks = comparisons(part, arms, others)
+    lines = [f"![success]({folder.name}/{plot.name})", "", *warnings(arms, others), *table]
     lines += arm_table(arms, [*MEASURES, *level_measures(arms)])
     lines += ["Means over the iterations of a run:", "", *arm_table(arms, MORE_MEASURES), *speed_table(arms)]
     return lines, checks
@@ -209,5 +210,7 @@ HEAD = """# real
 
 Does it help a pretrained model? The question, the arms and the rules are in [the protocol](../real/PROTOCOL.md), which
 was written before the runs. Numbers are means over seed indices with 95 % t intervals; those of the assay have
-bootstrap intervals over problems. The tables of results, a line for each run, are in [real](real).
+bootstrap intervals over problems. The tables of results, a line for each run, are in [real](real). In `sums` and
+`epochs` the shares of erroneous texts and of lucky successes in training are too high
+([Deviations](../real/PROTOCOL.md#deviations)).
 """

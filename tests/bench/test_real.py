@@ -334,6 +334,8 @@ def test_the_tables_of_a_part(tmp_path: Path) -> None:
     arms["neither"][1] |= {"model": arms["both"][1]["model"], "machine": "another"}
     told = page.warnings({"imitation": arms["neither"], "both": arms["both"]})
     assert told[1] == "Pairs whose runs are of two machines, with the seed indices: both - imitation (1)."
+    assert page.warnings({"imitation": arms["neither"]}, {"both": arms["both"]})[1] == told[1]
+    assert page.with_interval(difference([0.1] * 3, [0.0] * 3)) == "0.1"  # their deviation is 1.7e-17
     assert page.level_measures(arms) == []
     for at, one in enumerate(arms["both"].values()):
         one["evaluations"][-1]["levels"] = {"easy": 0.25 + 0.25 * at, "hard": 0.0}
