@@ -56,7 +56,7 @@ class Evidence:
     drawn: dict[int, Known] = field(default_factory=dict)  # by the keys of drawn states
 
     @property
-    def unsolved_share(self) -> float:
+    def decayed_unsolved_share(self) -> float:
         """Share of fresh problems of which every rollout from the root failed; 1 before there are any."""
         return self.unsolved_before / self.fresh_before if self.fresh_before else 1.0
 

@@ -69,9 +69,9 @@ class ReplayStore:
         self._write({shard: writes.pack_outcomes([], self._model) for shard in range(config.shards)})
 
     @property
-    def unsolved_share(self) -> float:
+    def decayed_unsolved_share(self) -> float:
         """Share of fresh problems whose rollouts from the root all failed, decayed; 1 before there are any."""
-        return self._evidence.unsolved_share
+        return self._evidence.decayed_unsolved_share
 
     def __len__(self) -> int:
         """States in the store."""

@@ -83,7 +83,7 @@ def check_verdicts(judged: Sequence[Judged], number: int) -> None:
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
     """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
     progress = (number - 1) / settings.iterations
-    wanted = replayed_count(settings.replayed, settings.schedule, progress, parts.replay.unsolved_share)
+    wanted = replayed_count(settings.replayed, settings.schedule, progress, parts.replay.decayed_unsolved_share)
     ready = wanted and len(parts.replay) >= settings.start_states
     seed = derive(settings.seed, "replay", number, *([again] if again else []))
     states = parts.replay.sample(wanted, seed) if ready else []

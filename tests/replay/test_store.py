@@ -251,7 +251,7 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
     assert (store.stats().max_age, store.stats().newest) == (8, 9)
 
 
-def test_the_unsolved_share_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
+def test_the_decayed_unsolved_share_continues_from_a_checkpoint(tmp_path: Path) -> None:
     """Decay 1/2. Two problems that fail, then one that is solved in one of two rollouts and one that fails: (2 / 2 + 1)
     / (2 / 2 + 2)."""
     store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
@@ -260,10 +260,10 @@ def test_the_unsolved_share_is_decayed_and_continues_from_a_checkpoint(tmp_path:
     for kinds in (((first, failed), (second, failed)), ((first, failed), (first, solved), (second, failed))):
         store.add([replace(item, provenance=kind) for item, kind in kinds])
         store.record([])
-    assert store.unsolved_share == pytest.approx(2 / 3)
+    assert store.decayed_unsolved_share == pytest.approx(2 / 3)
     store.save(tmp_path / "checkpoint")
     other.restore(tmp_path / "checkpoint")
-    assert other.unsolved_share == store.unsolved_share
+    assert other.decayed_unsolved_share == store.decayed_unsolved_share
 
 
 def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:
