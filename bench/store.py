@@ -142,12 +142,7 @@ def main(quick: bool) -> None:
     """Run and write the results; `quick`: only the demo's sizes."""
     sizes = (DEMO,) if quick else (DEMO, LARGE)
     with local_ray():
-        checks = [
-            item
-            for size in sizes
-            for ranking in ("learnability", "value", "frontier")
-            for item in measure(size, ranking)
-        ]
+        checks = [item for size in sizes for ranking in ("learnability", "value") for item in measure(size, ranking)]
     settings = {"repeats": REPEATS, "vocabulary": VOCABULARY, "continuations": CONTINUATIONS, "shards": 1}
     write("store", checks, settings, quick=quick)
 

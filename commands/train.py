@@ -43,7 +43,6 @@ LASTING = (
     "learner.value_path",
     "learner.lora_",
     "replay.ranking",
-    "replay.target",
     "replay.decay",
 )
 """Fields that a resumed run cannot change: its weights, random draws and files depend on them."""

@@ -85,8 +85,6 @@ class Shard:
             rejected = int(np.count_nonzero(new[excess]))
             self.counters.rejected += rejected
             self._remove(excess, evicted=len(excess) - rejected)
-            if self.ranking.chains:
-                self._rank(full)
         self._drop_unused_tokens()
 
     def _record(self, write: pa.RecordBatch) -> None:

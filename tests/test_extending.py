@@ -63,15 +63,15 @@ def cut(problem: str, provenance: Provenance, tokens: list[int]) -> CutTrajector
 
 
 def test_a_ranking(tmp_path: Path) -> None:
-    config = ReplayConfig(ranking="my_ranking:Shallow", temperature=1e-3)
+    config = ReplayConfig(ranking="my_ranking:SuccessPrefix")
     check_ranking(config)
     with closing(ReplayStore(config, vocabulary=99, directory=tmp_path, fingerprint="", local=True)) as store:
         failed = [
             cut("won", Provenance.OWN_FAILED, [number, *range(9)]) for number in (90, 91)
         ]  # the root does not solve it
         store.add([cut("won", Provenance.OWN_SUCCESSFUL, [*range(10)]), *failed])
-        (state,) = store.sample(1, seed=0)
-    assert (state.problem_id, state.prefix_ids.tolist()) == ("won", [0, 1])
+        drawn = store.sample(9, seed=0)
+    assert sorted(state.prefix_ids.tolist() for state in drawn) == [[0, 1], [0, 1, 2, 3, 4]]
 
 
 def test_a_task(tmp_path: Path) -> None:

@@ -196,9 +196,3 @@ def test_figures_of_benchmarks_are_those_of_their_results(name: str) -> None:
     words = re.findall(r"\d+(?:\.\d+)?", figure["text"])
     assert words == [shown(value, words[0]) for value in (min(values), max(values))][: len(words)]
     assert len(words) == 2 or len(values) == 1
-
-
-def test_the_number_of_rankings() -> None:
-    from core.sections.replay import RANKINGS
-
-    assert text_of("rankings") == str(len(RANKINGS))

@@ -75,7 +75,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         mask_truncated=config.algorithm.overlong == "mask",
         exclude_wrong=config.replay.exclude_wrong,
         canonical=replayed and config.replay.canonical,
-        chains=ranking.chains,
         refresh_states=config.replay.refresh if values_count else 0,
         refresh_while_generating=not config.rollout.sleep,
     )
@@ -135,10 +134,6 @@ def check_needs(config: Config) -> None:
         raise ConfigError(
             f"{by_estimator} compares the continuations of a start, but rollout.samples is 1; raise rollout.samples to "
             "at least 2"
-        )
-    if replayed and ranking.needs_canonical and not config.replay.canonical:
-        raise ConfigError(
-            f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
         )
     if critic(config) != "none":
         return

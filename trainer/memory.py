@@ -49,7 +49,6 @@ class Memory:
                 cut_trajectories,
                 boundaries=parts.boundaries,
                 version=parts.learner.version,
-                chains=settings.chains,
                 budget=settings.sampling.max_response_tokens,
                 is_wrong=parts.task.prefix_is_wrong if settings.exclude_wrong else None,
             )

@@ -56,7 +56,6 @@ class IterationSettings:
     mask_truncated: bool  # the learner leaves truncated continuations out
     exclude_wrong: bool  # what is wrong by its text is neither a state nor imitated
     canonical: bool  # canonical solutions are a source of states
-    chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value
     refresh_while_generating: bool  # False if engines and critic share one GPU
 

@@ -130,7 +130,6 @@ def cut_trajectories(
     version: int,
     provenance: Callable[[Judged], Provenance] = own_provenance,
     *,
-    chains: bool = False,
     budget: int | None = None,
     is_wrong: IsWrong | None = None,
 ) -> list[CutTrajectory]:
@@ -141,8 +140,7 @@ def cut_trajectories(
 
     `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, behind
     a replayed prefix of K tokens. `boundaries`: response tokens [R] -> lengths at which a step ends. Those inside the
-    prefix are states already. `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that
-    continue a state are left out: such a success is an outcome of its chain, and as a new chain would compete with it.
+    prefix are states already.
 
     `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. `is_wrong`: states
     after an error are left out, and successes that contain one are marked.
@@ -152,8 +150,6 @@ def cut_trajectories(
         if not math.isfinite(item.verdict.reward):
             continue
         start, depth = item.trajectory.start, item.trajectory.start.prefix_ids.size
-        if chains and depth and item.verdict.correct:
-            continue
         kind = provenance(item)
         lengths = usable_lengths(item.trajectory, known, boundaries, budget, canonical=kind is Provenance.CANONICAL)
         wrong: bool | None = False

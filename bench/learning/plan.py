@@ -14,6 +14,12 @@ Fields = Mapping[str, Any]  # fields of a configuration by 'section.field'
 
 HARDNESSES = ("easy", "medium", "hard")  # root success of the starter: about 1e-1, about 1e-2, at most 1e-3
 
+OWN = {
+    "frontier": "bench.rankings.frontier:Frontier",
+    "success_prefix": "bench.rankings.success_prefix:SuccessPrefix",
+    "canonical": "bench.rankings.canonical:Canonical",
+}
+"""Examples of one's own rankings. `frontier` was measured when successes that continue a state made no chain."""
 CANONICAL: Fields = {"replay.canonical": True}
 FROM_ROOT: Fields = {"replay.ratio": 0.0}  # all rollouts start at the root
 
@@ -125,11 +131,11 @@ ARMS: Mapping[str, Fields] = {
     "uniform_filtered_small": ranked("uniform_filtered"),
     "value": {"replay.ranking": "value"},
     "value_small": ranked("value"),
-    "success_prefix": {"replay.ranking": "success_prefix"},
-    "success_prefix_small": ranked("success_prefix"),
+    "success_prefix": {"replay.ranking": OWN["success_prefix"]},
+    "success_prefix_small": ranked(OWN["success_prefix"]),
     "posterior": {"replay.ranking": "posterior"},
-    "frontier": {"replay.ranking": "frontier"},
-    "frontier_small": ranked("frontier"),
+    "frontier": {"replay.ranking": OWN["frontier"]},
+    "frontier_small": ranked(OWN["frontier"]),
     "learnability_small": ranked("learnability"),
     "learnability_imitating": {**ranked("learnability"), **_IMITATING},
     "learnability_falling": ranked("learnability"),
@@ -143,7 +149,7 @@ ARMS: Mapping[str, Fields] = {
         "algorithm.positive_coefficient": 1.0,
     },
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
-    "canonical": {"replay.ranking": "canonical", **CANONICAL},
+    "canonical": {"replay.ranking": OWN["canonical"], **CANONICAL},
     "value_canonical": {**ranked("value"), **CANONICAL},
     "learnability_canonical": {**ranked("learnability"), **CANONICAL},
     **ABLATIONS,

@@ -9,9 +9,6 @@ from core.sections.base import Count, Positive, Section, Whole, one_of
 RANKINGS = {
     "value": "replay.rankings.value:Value",
     "learnability": "replay.rankings.learnability:Learnability",
-    "frontier": "replay.rankings.frontier:Frontier",
-    "success_prefix": "replay.rankings.success_prefix:SuccessPrefix",
-    "canonical": "replay.rankings.canonical:Canonical",
     "uniform": "replay.rankings.uniform:Uniform",
 }
 """The rankings by name: where the class of each is. A new one needs a line here."""
@@ -50,8 +47,6 @@ class ReplayConfig(Section):
     """Tokens between boundaries when boundary is 'stride'."""
     temperature: Annotated[float | None, Field(gt=0)] = None
     """The draw has probability ~ exp(priority / temperature); none: the ranking's own."""
-    target: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    """Ranking frontier: success probability that a replayed state should still have."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     exclude_wrong: bool = False

@@ -17,7 +17,6 @@ Rules = Sequence[tuple[Flags, str]]
 """Which states [S] a rule keeps from being drawn, and why. Of several that hold, the first explains."""
 
 IS_SOLVED = "its problem is solved from the root"
-ANOTHER = "another state of its chain is replayed"
 NEVER_FAILS = "none of its continuations fails"
 HOPELESS = 0.05  # success below which no start is replayed: at 5 %, four in five groups of 4 continuations have none
 CERTAIN = 1.0 - HOPELESS  # success above which none is: as many of its groups have no failure
@@ -68,11 +67,6 @@ class Ranking:
     """Of the draw if `replay.temperature` gives none. 0.2: priority 1 is drawn e^2.5 = 12 times as often as 1/2."""
     values: ClassVar[Literal["unused", "used", "needed"]] = "unused"
     """Whether it reads the critic's values, which are then refreshed. `used`: it also works when all are 0."""
-    needs_canonical: ClassVar[bool] = False
-    """Whether it replays only prefixes of canonical solutions."""
-    chains: ClassVar[bool] = False
-    """Whether a priority depends on which other states of its chain are stored. Then a success that continues a proven
-    chain makes no new chain (`trainer/starts.py`)."""
     model: ClassVar[Literal["unused", "scale", "success"]] = "unused"
     """What it reads of `StateColumns.model`: the scale only, or all. Its change ranks all states again."""
     one_per_problem: ClassVar[bool] = False

@@ -18,7 +18,6 @@ from core.errors import CheckpointError, ConfigError
 from core.interruption import INTERRUPTED
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
-from trainer.build import check_methods
 from trainer.checkpoint import RunProgress, write_digests
 from trainer.model.files import model_of, run_of
 
@@ -119,7 +118,7 @@ def test_a_resumed_run_keeps_changed_fields(
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
         ("learner.value_path", "'rm'"),
-        ("replay.target", "0.4"),
+        ("replay.decay", "0.9"),
         ("starter.layers", "9"),
     ],
 )
@@ -137,8 +136,8 @@ def test_a_run_keeps_its_critic(run: RunDirectory) -> None:
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
-    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.target", "0.4"]
-    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.target is .* become 0\.4; start"):
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.decay", "0.9"]
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.decay is .* become 0\.9; start"):
         commands.resume(str(run.path), options)
 
 
@@ -200,12 +199,3 @@ def test_only_training_can_be_resumed(
     monkeypatch.setattr(f"commands.{function}", stop)
     assert launch.main([command]) == INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint
-
-
-def test_the_canonical_ranking_needs_canonical_replay() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^replay\.ranking = 'canonical' replays canonical solutions only; set replay\.canon"
-    ):
-        check_methods(override(Config(), ["--replay.ratio", "0.5", "--replay.ranking", "canonical"]))
-    given = ["--replay.ratio", "0.5", "--replay.ranking", "canonical", "--replay.canonical", "true"]
-    check_methods(override(Config(), given))

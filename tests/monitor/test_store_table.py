@@ -101,32 +101,6 @@ def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: R
     assert {row["rests"] for row in rows} == {""}
 
 
-def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
-    config = ReplayConfig(ranking="frontier")
-    shard = Shard(config, 26)
-
-    def add(problem: str, provenance: Provenance, tokens: list[int], lengths: list[int], parent: int = 0) -> None:
-        ids, values = np.array(tokens, np.int32), np.full(len(lengths), 0.5, np.float32)
-        candidate = CutTrajectory(problem, ids, np.array(lengths, np.int32), values, provenance, 0.0, 1, parent=parent)
-        shard.apply(pack_trajectories([candidate], 26))
-
-    add("unsolved", Provenance.OWN_FAILED, [1, 2, 3, 4], [1, 3])
-    add("solved", Provenance.OWN_SUCCESSFUL, [1, 2, 3, 4], [1, 3], parent=7)
-    add("solved", Provenance.OWN_FAILED, [5, 6, 7, 8], [3], parent=7)
-    for token in range(20):  # 20 successes from the root: (20 + 1) / (20 + 2) > 0.9
-        add("easy", Provenance.OWN_SUCCESSFUL, [token, 2, 3], [1])
-    found = {
-        (row["problem"], row["depth"], row["provenance"]): row["rests"] for row in states_table([shard]).to_pylist()
-    }
-    assert found["unsolved", 1, "own_failed"] == "an own failure: this ranking follows successes"
-    assert found["solved", 3, "own_failed"] == "an own failure: this ranking follows successes"
-    assert sorted(found["solved", depth, "own_successful"] for depth in (1, 3)) == [
-        "",
-        "another state of its chain is replayed",
-    ]
-    assert found["easy", 1, "own_successful"] == "its problem is solved from the root"
-
-
 def test_a_state_that_teaches_nothing_says_why() -> None:
     config = ReplayConfig(ranking="learnability")
     shard = Shard(config, 26)

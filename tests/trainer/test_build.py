@@ -33,7 +33,7 @@ def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking
     check_needs(config)
 
 
-@pytest.mark.parametrize("ranking", ["learnability", "value", "canonical"])
+@pytest.mark.parametrize("ranking", ["learnability", "value"])
 def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None:
     config = run_of("rloo", ranking, replay={"ratio": 0.0, "ranking": ranking})
     assert critic(config) == "none"
@@ -82,7 +82,6 @@ def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None
             r"norm = 0\.5 is about the critic, .* no values",
         ),
         ("rloo", "value", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
-        ("gae", "canonical", {}, r"replays canonical solutions only; set replay\.canonical true"),
     ],
 )
 def test_what_is_missing_is_named(estimator: str, ranking: str, sections: dict[str, Any], match: str) -> None:

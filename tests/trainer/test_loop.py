@@ -162,9 +162,7 @@ def test_an_iteration_without_any_verdict_is_refused_before_the_update(
     [
         ("value", 64),
         ("learnability", 64),
-        ("frontier", 0),
         ("uniform", 0),
-        ("success_prefix", 0),
     ],
 )
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:

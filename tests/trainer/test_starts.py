@@ -103,22 +103,6 @@ def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_t
     assert found.version == 12
 
 
-def test_where_chains_are_followed_a_success_from_a_state_is_not_offered() -> None:
-    state, root = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0], fresh_starts([PROBLEM], 1, 0, 1)[0]
-    items = [judged(state, ids(8, 9), False), judged(state, ids(8, 10), True, 1), judged(root, ids(8, 9), True)]
-
-    def offered(chains: bool) -> list[tuple[list[int], list[int], int | None]]:
-        values = [np.full(item.trajectory.tokens.size, 0.5, np.float32) for item in items]
-        found = cut_trajectories(
-            items, values, lambda response: np.arange(1, len(response), dtype=np.int32), 1, chains=chains
-        )
-        return [(c.response_ids.tolist(), c.lengths.tolist(), c.parent) for c in found]
-
-    assert len(offered(chains=False)) == 3
-    # The failure from its state on, and the success from the root.
-    assert offered(chains=True) == [([5, 6, 7, 8, 9], [4], 77), ([8, 9], [1], None)]
-
-
 def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
     """Of a budget of 8 tokens a quarter stays: states of at most 6. A response that ended by itself had enough."""
     root = fresh_starts([PROBLEM], 1, 0, 1)[0]

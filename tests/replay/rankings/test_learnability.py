@@ -10,7 +10,7 @@ from core.config import ReplayConfig
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
 from replay.rankings.learnability import state_chances, state_worth
-from tests.replay.rankings.test_closed_loop import Loop, made
+from tests.replay.rankings.closed_loop import Loop, made
 from tests.replay.rankings.test_rankings import (
     CANONICAL,
     FAILED,
@@ -152,7 +152,7 @@ def share_before(length: int, loop: Loop) -> float:
 
 def test_the_start_moves_back_as_the_end_is_mastered(made: Callable[..., Loop]) -> None:
     """Of 21 tokens the policy always finishes the last 10; from before it succeeds in 2 of 5, and the root fails."""
-    loop = made(size=21, ranking="learnability")
+    loop = made(size=21)
     shares = []
     for _ in range(80):
         loop.turn(lambda k, _v: 1.0 if k > 10 else 0.4 if k else 0.0, starts=1, roots=1)
@@ -163,14 +163,14 @@ def test_the_start_moves_back_as_the_end_is_mastered(made: Callable[..., Loop]) 
 
 def test_a_problem_that_the_root_solves_gets_no_draws(made: Callable[..., Loop]) -> None:
     """A step is right in 0.7 of all tries at first, always from version 30 on."""
-    loop = made(ranking="learnability")
+    loop = made()
     seen = [loop.turn(lambda k, v: min(0.7 + 0.01 * v, 1.0) ** (11 - k), roots=2) for _ in range(50)]
     assert sum(map(len, seen[1:12])) >= 5
     assert sum(map(len, seen[40:])) == 0
 
 
 def test_a_problem_that_never_succeeds_again_is_left_alone(made: Callable[..., Loop]) -> None:
-    loop = made(ranking="learnability")
+    loop = made()
     seen = [len(loop.turn(lambda _k, _v: 0.0, roots=2)) for _ in range(40)]
     assert seen[1] == 1  # at first it counts as solved: one of one
     assert sum(seen) <= 12

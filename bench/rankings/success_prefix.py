@@ -1,4 +1,7 @@
-"""The ranking `success_prefix`: own successful prefixes of hard problems (after PrefixRL, arXiv 2601.18795)."""
+"""Own successful prefixes of hard problems (after PrefixRL, arXiv 2601.18795).
+
+--replay.ratio 0.5 --replay.ranking bench.rankings.success_prefix:SuccessPrefix
+"""
 
 from core.records import FloatArray, Provenance
 from replay.rankings.base import IS_SOLVED, Ranking, Rules, StateColumns, only, solved

@@ -1,4 +1,6 @@
-"""The ranking `frontier`: replay the shallowest state of a proven chain that the policy can still finish.
+"""Replay the shallowest state of a proven chain that the policy can still finish.
+
+    --replay.ratio 0.5 --replay.ranking bench.rankings.frontier:Frontier
 
 A chain is the stored states of one own successful or canonical trajectory. State i leaves the share x_i = 1 - length /
 (tokens of its trajectory) of the way, and has decayed outcomes w_i, l_i; the root has W, L. Were all steps equally
@@ -11,22 +13,21 @@ state is never harder, so a curve that rises with depth is fitted to all outcome
     rate_i   = (w_i + 2 exp(-h x_i)) / (w_i + l_i + 2)
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
-The frontier is the shallowest state with p >= target (about 0.3), or else the deepest. A state is mastered if its own
+The frontier is the shallowest state with p >= 0.3, or else the deepest. A state is mastered if its own
 outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up for any p there. A chain rests (is not
 replayed) if its shallowest state is mastered, because the root comes next; if its frontier has p < 0.05: its success
 was luck; and if the root's success is above 0.9. Outcomes decay, so it is tried again later.
 
 Only frontiers have a priority: 1 - |p - 1/2|. A problem is not replayed before its first success: continuations of its
-failures hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an
-outcome of that chain and starts no new one. tests/replay/rankings/test_rankings.py has a worked example.
+failures hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success that continues a state is a
+chain of its own, from that state on. tests/bench/test_rankings.py has a worked example.
 """
 
 import numpy as np
 
-from core.config import ReplayConfig
 from core.records import Flags, FloatArray
 from replay.keys import Reals
-from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
+from replay.rankings.base import HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
 
 LOST = 0.4  # share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3
@@ -34,21 +35,16 @@ WAY = 0.4
 """Of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about the middle."""
 PSEUDO = 2.0  # outcomes that the prior counts as, as in (w + 1) / (w + l + 2): a start with 4 outweighs it
 UNTRIED = 0.1  # weight of a state without outcomes in the joint curve: its prior must not outweigh outcomes elsewhere
+TARGET = 0.3  # success that a start should still have
 MASTERED = 0.9  # success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches
 
 
 class Frontier(Ranking):
     """Only the frontier of each working chain is drawn."""
 
-    chains = True
-
-    def __init__(self, config: ReplayConfig) -> None:
-        """`replay.target`: success rate that a start should have."""
-        self.target = config.target
-
     def why_not(self, states: StateColumns) -> Rules:
         """Failures, states of problems and chains that rest, and all states but the frontier."""
-        found, fronts, curve, known = frontiers(states, self.target)
+        found, fronts, curve, known = frontiers(states)
         rests, lucky, front = np.zeros((3, len(states.value)), np.bool_)
         rests[found.order] = known[found.run]
         lucky[found.order] = (curve < HOPELESS)[found.run]
@@ -58,12 +54,12 @@ class Frontier(Ranking):
             (mastered(states.root_wins, states.root_losses), IS_SOLVED),
             (rests, "its chain is mastered from its shallowest state"),
             (lucky, f"its chain succeeds in less than {HOPELESS:.0%}"),
-            (~front, ANOTHER),
+            (~front, "another state of its chain is replayed"),
         )
 
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: 1 - |p - 1/2| at the frontier of each chain that works, -inf elsewhere."""
-        _, fronts, curve, known = frontiers(states, self.target)
+        _, fronts, curve, known = frontiers(states)
         drawn = ~known & (curve >= HOPELESS)
         priority = np.full(len(states.value), -np.inf, np.float32)
         priority[fronts[drawn]] = 1.0 - np.abs(curve[drawn] - 0.5)
@@ -119,12 +115,12 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
     return np.repeat(rate, sizes)
 
 
-def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals, Flags]:
+def frontiers(states: StateColumns) -> tuple[Chains, Index, Reals, Flags]:
     """The C working chains; of each the frontier state, p there, and whether its shallowest state is mastered."""
     found = working_chains(states)
     curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))
-    below = found.sums(curve < target).astype(np.int64)  # p rises with depth, so these states come first
+    below = found.sums(curve < TARGET).astype(np.int64)  # p rises with depth, so these states come first
     at = found.first + np.minimum(below, sizes - 1)
     at = at - (known[at] & (at > found.first))  # a mastered one moves up
     return found, found.order[at], curve[at], known[found.first]

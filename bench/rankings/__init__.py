@@ -1,0 +1,1 @@
+"""Rankings of one's own, as examples: `replay.ranking` names each as `bench.rankings.FILE:CLASS`."""
