@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.engines import build_engine
 from actors.jobs import Continuation, Job
-from core.config import Device, RolloutConfig
+from core.config import Device, ResolvedRollout
 from core.records import FloatArray, IntArray
 from core.transport import synchronise
 from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
@@ -51,7 +51,7 @@ class RolloutActor:
         node = ray.get_runtime_context().get_node_id()
         return Process(os.getpid(), node, os.path.realpath("/proc/self/fd/2"))
 
-    def start(self, model_path: str, config: RolloutConfig, dtype: str, device: Device, seed: int) -> None:
+    def start(self, model_path: str, config: ResolvedRollout, dtype: str, device: Device, seed: int) -> None:
         """Build the engine, with the weights of the model directory. Raises ModelError."""
         self._device, self._direct_seconds = device, min(DIRECT_SECONDS, config.deadline / 4)
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)

@@ -6,12 +6,14 @@ from actors.episodes import EpisodeEngine
 from actors.jobs import Engine
 from actors.vllm_engine import VllmEngine
 from actors.vllm_setup import stop_tokens
-from core.config import Device, RolloutConfig
+from core.config import Device, ResolvedRollout
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
 
 
-def build_engine(model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str) -> Engine:
+def build_engine(
+    model_path: str, config: ResolvedRollout, *, dtype: str, device: Device, seed: int, name: str
+) -> Engine:
     """Load a model. `seed`: for numbers that no sample's own seed gives. Raises ModelError, ConfigError."""
     engine = VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=name)
     if not config.environment:

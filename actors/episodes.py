@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.jobs import Continuation, Engine, Job
 from actors.ledger import AHEAD
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from core.environments.protocol import Answer, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
@@ -69,7 +69,7 @@ class _Sample:
 class EpisodeEngine(Engine):
     """The samples of `engine`, with what environments answer. They are closed with it."""
 
-    def __init__(self, engine: Engine, workers: Workers, turns: TurnTokens, config: RolloutConfig) -> None:
+    def __init__(self, engine: Engine, workers: Workers, turns: TurnTokens, config: ResolvedRollout) -> None:
         self._engine, self._workers, self._turns = engine, workers, turns
         self._most_turns, self._lag = config.max_turns, config.environment_lag
         self._in_order = config.max_staleness == 0

@@ -15,7 +15,7 @@ import ray
 
 from actors.actor import Process, RolloutActor
 from actors.vllm_setup import environment
-from core.config import Device, RolloutConfig
+from core.config import Device, ResolvedRollout
 from core.errors import ActorError, RetrospectError
 from core.run_directory import tail
 from core.startup import in_group
@@ -37,7 +37,7 @@ class EngineRecipe:
     """The arguments to start an engine with, the first time and after every failure."""
 
     model_path: str
-    config: RolloutConfig
+    config: ResolvedRollout
     dtype: str
     device: Device
     seed: int

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from actors.jobs import Engine
 from actors.ledger import Ledger, Queues, check_room, tell_dropped
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, Weights
 
@@ -18,7 +18,7 @@ KEPT: list[Engine] = []
 class LocalPool:
     """One engine in this process."""
 
-    def __init__(self, engine: Engine, config: RolloutConfig) -> None:
+    def __init__(self, engine: Engine, config: ResolvedRollout) -> None:
         self.restarts = 0  # always: the engine and the caller share a process
         self.quarantined = self.dropped = 0  # starts and episodes since the run began
         self._told: set[bool] = set()  # kinds of dropped episodes that were said

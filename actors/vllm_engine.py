@@ -11,7 +11,7 @@ import numpy as np
 from actors import vllm_setup as setup
 from actors.jobs import Continuation, Engine, Job
 from actors.options import STRUCTURED
-from core.config import Device, RolloutConfig
+from core.config import Device, ResolvedRollout
 from core.errors import ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.startup import without_gc
@@ -27,7 +27,7 @@ class VllmEngine(Engine):
     """One engine and its samples in flight. Raises ModelError when the model directory cannot be used."""
 
     def __init__(
-        self, model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str = "engine"
+        self, model_path: str, config: ResolvedRollout, *, dtype: str, device: Device, seed: int, name: str = "engine"
     ) -> None:
         os.environ.update(setup.environment(device, config.threads))
         with without_gc():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.options import STRUCTURED
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from core.errors import ConfigError, ModelError, first_line
 from core.startup import KEEP_FREED_MEMORY
 
@@ -57,7 +57,7 @@ def register_model_class(model_path: str) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
+def engine_arguments(config: ResolvedRollout, device: str) -> dict[str, Any]:
     """vLLM's arguments that do not depend on the model; see `actors/options.py` for those that a user may add."""
     from vllm.config import WeightTransferConfig
 

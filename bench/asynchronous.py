@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench.demo import ARITHMETIC, Lap, changed, components, middle, recipe, run_lap
 from bench.report import Check, check, command_line, write
-from core.config import Config
+from core.config import Config, ResolvedConfig
 from trainer import build
 from trainer.build import open_model_and_task
 from trainer.cluster import connect
@@ -58,7 +58,7 @@ def configuration(quick: bool, processes: int, max_running: int) -> Config:
 class Runner:
     """The components of a run, and the number of its last iteration."""
 
-    config: Config
+    config: ResolvedConfig
     parts: Components
     number: int = 0
 
@@ -122,11 +122,12 @@ def main(quick: bool) -> None:
     wide = configuration(quick, 2, LOADS["balanced"])
     with tempfile.TemporaryDirectory() as name, connect(wide, "bench") as device, open_model_and_task(wide) as ready:
         for load, max_running in LOADS.items():
-            config = configuration(quick, 1, max_running)
+            fields = {"rollout.actors": 1, "learner.ranks": 1, "rollout.max_running": max_running}
+            config = changed(ready.config, fields)
             with components(config, ready, device, Path(name)) as parts:
                 found[load] = Runner(config, parts).run_all(synchronous, overlapped)
-        with components(wide, ready, device, Path(name)) as parts:
-            pairs = Runner(wide, parts).run(parts, WARM + overlapped)[WARM:]
+        with components(ready.config, ready, device, Path(name)) as parts:
+            pairs = Runner(ready.config, parts).run(parts, WARM + overlapped)[WARM:]
     gain = middle(pairs, total) / middle(found["balanced"].asynchronous, total)
     checks = [
         *(item for load, laps in found.items() for item in checks_of(load, laps)),

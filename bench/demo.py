@@ -8,9 +8,9 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.models import ROOT
-from core.config import Config, Device
+from core.config import Config, Device, ResolvedConfig
 from core.interruption import Interruption
-from core.load import load_config, override
+from core.load import AnyConfig, load_config, override
 from core.run_directory import RunDirectory
 from trainer import build
 from trainer.build import ModelAndTask
@@ -28,7 +28,7 @@ class Lap(NamedTuple):
     seconds: PhaseSeconds
 
 
-def changed(config: Config, fields: Mapping[str, object]) -> Config:
+def changed(config: AnyConfig, fields: Mapping[str, object]) -> AnyConfig:
     """The configuration with other values of 'section.field'."""
     return override(config, [text for name, value in fields.items() for text in (f"--{name}", str(value))])
 
@@ -42,7 +42,7 @@ def recipe(fields: Mapping[str, object]) -> Config:
 
 
 @contextmanager
-def components(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Components]:
+def components(config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Components]:
     """Start new engines, ranks and a store; their run is in a new folder inside `folder`."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
     with build.components(directory, replace(ready, config=config), device) as parts:

@@ -24,7 +24,7 @@ from actors.ledger import Ledger
 from actors.vllm_engine import VllmEngine
 from bench.models import Shape, build_model
 from bench.report import Check, check, command_line, write
-from core.config import RolloutConfig
+from core.config import ResolvedRollout, RolloutConfig
 from core.environments.protocol import Messages, Step, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
@@ -83,9 +83,9 @@ class Setting(NamedTuple):
         """For the table."""
         return f"{self.milliseconds} ms, " + ("as they come" if self.lag is None else f"in order, lag {self.lag}")
 
-    def config(self) -> RolloutConfig:
+    def config(self) -> ResolvedRollout:
         """The rollout section."""
-        return RolloutConfig(
+        return ResolvedRollout(
             environment="bench.environments:Waits",
             environment_options={"seconds": self.milliseconds / 1000},
             environment_lag=self.lag or 0,

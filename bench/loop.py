@@ -34,7 +34,7 @@ from bench.memory import PeakMemory
 from bench.models import ROOT
 from bench.report import Check, check, command_line, write
 from bench.trl_loop import Job, TrlLap
-from core.config import Config, Device
+from core.config import Device, ResolvedConfig
 from core.startup import WAITING
 from tasks.task import Task
 from trainer import build
@@ -90,7 +90,7 @@ class Laps(NamedTuple):
         return middle(self.ours, lambda lap: getattr(lap.seconds, phase))
 
 
-def job_of(config: Config, model: str, task: Task, iterations: int) -> Job:
+def job_of(config: ResolvedConfig, model: str, task: Task, iterations: int) -> Job:
     """The same work for TRL."""
     return Job(
         model=str(Path(model).resolve()),
@@ -150,7 +150,7 @@ def started_trl(python: Path, job: Job, folder: Path, processes: int) -> Iterato
 
 
 def measure(
-    config: Config, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
+    config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
 ) -> Laps:
     """Run our iterations and TRL's alternately."""
     settings, ours, of_trl = build.iteration_settings(config), [], []

@@ -40,7 +40,7 @@ from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import ROOT, Shape, build_model, local_ray
 from bench.report import Check, check, command_line, write
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from core.records import Sampling, Start
 from core.seeds import derive
 from core.weights import pack
@@ -49,7 +49,7 @@ SHAPE = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_h
 """0.8 M parameters; the model that is measured without `--model`."""
 GENERATED = 64  # tokens per sample
 PROMPT, PREFIX, SAMPLES = 32, 96, 4
-CONFIG = RolloutConfig(
+CONFIG = ResolvedRollout(
     actors=1, max_prompt_tokens=PROMPT, max_response_tokens=PREFIX + GENERATED, max_running=256, kv_cache_gib=1.0
 )
 LOADS = {"roots": 0, "replayed": PREFIX}  # tokens of the prefix

@@ -73,8 +73,8 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
     }
     if rollout.max_prompt_tokens and rollout.max_response_tokens:  # else they follow from the data
         both = f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response"
-        rows["context"] = f"{both} = {plan.context_tokens} tokens"
-        rows["generated tokens"] = f"at most {plan.max_tokens:,} per iteration"
+        rows["context"] = f"{both} = {rollout.max_prompt_tokens + rollout.max_response_tokens} tokens"
+        rows["generated tokens"] = f"at most {plan.trajectories * rollout.max_response_tokens:,} per iteration"
     if config.replay.imitated:
         rows["imitated"] = f"up to {config.replay.imitated} earlier own successes, added to every update"
     return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
+from commands.preflight import check_configuration
 from core.config import (
     Config,
     Device,
+    ResolvedConfig,
     RewardModelConfig,
     TaskConfig,
     evaluation_sets,
@@ -22,7 +24,7 @@ from core.config import (
 )
 from core.errors import ActorError, ConfigError
 from core.load import load_config
-from core.plan import batch_plan, evaluation_placement
+from core.plan import evaluation_placement
 from core.records import Judged
 from core.run_directory import write_atomically
 from core.seeds import generator
@@ -118,20 +120,20 @@ def evaluate_models(
     rival = model_of(Path(against)) if against else ""
     if rival and config.reward_model.judge.url:
         check_endpoint(config.reward_model.judge)
-    batch_plan(config)
+    check_configuration(config)
     name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
     check_responses_path(where)
     config = single_process(config) if local else config
     with build.open_model_and_task(config, training=False) as ready:
-        config = ready.config
+        chosen = ready.config
         if rival:
             check_rival(ready.model, rival)
-        with build.connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
-            result = evaluate_model(config, ready.task, ready.model, device, local)
+        with build.connected(chosen, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
+            result = evaluate_model(chosen, ready.task, ready.model, device, local)
             rows = list(response_rows(result, ready.task, ready.model))
             write_responses(where, rows)  # written before the other model starts, which may fail
-            other = evaluate_model(config, ready.task, rival, device, local) if rival else None
+            other = evaluate_model(chosen, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
         record: dict[str, object] = {"model": ready.model, "task": task_title(config.task), **evaluation_record(result)}
         if other is not None:
@@ -149,7 +151,7 @@ def evaluate_models(
     return result
 
 
-def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
+def evaluate_model(config: ResolvedConfig, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
     """Evaluate a model in new engines."""
     with closing(build.engine_pool(config, model, device, local)) as actors:
         return evaluate_policy(actors, task, build.evaluation_plan(config))

@@ -6,7 +6,7 @@ from actors.options import check_options, check_sampling_values, check_training_
 from core.config import ClusterConfig, Config, every_source
 from core.errors import ConfigError
 from core.machine import this_machine
-from core.plan import Resources, batch_plan, check_machine, choose_device
+from core.plan import Resources, check_machine, check_starter, choose_device
 from core.run_directory import check_root
 from core.seeds import derive
 from core.startup import check_reachable, named_address
@@ -21,16 +21,16 @@ from trainer.model.files import check_place
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
     """All checks but the model's. `offline`: of the configuration alone. Raises a RetrospectError."""
     check_configuration(config)
+    check_training_options(config)
     if not offline:
         check_surroundings(config, local)
         check_data(config)
 
 
 def check_configuration(config: Config) -> None:
-    """Check that the fields go together, and try what a user adds in Python. Raises ConfigError."""
-    batch_plan(config)
-    check_options(rollout_settings(config), config.cluster.device)
-    check_training_options(config)
+    """Check the engines' options, and try what a user adds in Python. Raises ConfigError."""
+    check_starter(config)
+    check_options(rollout_settings(config.rollout, config.task), config.cluster.device)
     check_methods(config)
 
 

@@ -95,7 +95,7 @@ def reward_job(config: Config) -> SupervisedJob:
     model, config = supervised_model(config, "reward_model", dialogues=2)
     train, held_out = load_pairs(config, model)
     print(f"{len(train)} pairs to learn, {len(held_out)} held out")
-    batches = partial(pair_batches, budget=config.learner.micro_batch_tokens, ranks=config.learner.ranks)
+    batches = partial(pair_batches, budget=config.learner.micro_batch_tokens or 0, ranks=config.learner.ranks)
     return SupervisedJob(
         model, config, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale
     )

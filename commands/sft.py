@@ -19,7 +19,6 @@ from learner.packing.examples import Text, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
-from tasks.limits import TokenLimits
 from tasks.problems import encode_problems, prompt_digest
 from trainer.model.files import inspect_model, load_tokenizer
 
@@ -36,7 +35,7 @@ def sft_job(config: Config) -> SupervisedJob:
     model, config = supervised_model(config, "sft")
     train, held_out = from_messages(config, model) if config.sft.path else from_task(config, model)
     print(f"{len(train)} rows to learn, {len(held_out)} held out")
-    batches = partial(text_batches, budget=config.learner.micro_batch_tokens, ranks=config.learner.ranks)
+    batches = partial(text_batches, budget=config.learner.micro_batch_tokens or 0, ranks=config.learner.ranks)
     return SupervisedJob(model, config, config.sft, train, held_out, batches, held_out_loss, describe_loss)
 
 
@@ -59,7 +58,7 @@ def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
         config.task,
         load_tokenizer(model),
         task_items(config.task, derive(config.run.seed, "task")),
-        TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
+        (config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
         inspect_model(model).context,
     )
     print(f"task {task_title(config.task)}: {split.left_out}")

@@ -27,7 +27,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"learner.lora_rank = {learner.lora_rank}: supervised training trains all weights; set it to 0 for this "
             "command"
         )
-    if 0 < learner.micro_batch_tokens < dialogues * tokens:
+    if learner.micro_batch_tokens is not None and learner.micro_batch_tokens < dialogues * tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of "
             f"{'two times ' * (dialogues - 1)}{section}.max_tokens "

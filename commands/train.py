@@ -18,7 +18,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import FIELDS, dump_config, load_config, override, setting
-from core.plan import batch_plan, plan_warnings
+from core.plan import plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import RunConsole
 from monitor.report import draw_report, summary
@@ -63,7 +63,6 @@ def train_recipe(options: Namespace) -> int:
 
 def train(config: Config, recipe: str, local: bool = False, callback: Callback | None = None) -> RunDirectory:
     """Start a new run. `local`: all in this process, without Ray."""
-    batch_plan(config)
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with checkpoint.one_line_if_full(run), run.lock():
         run.clear()
@@ -82,7 +81,6 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         before = load_config(run.config)
         config = override(before, options)
         check_changes(before, config)
-        batch_plan(config)
         resumed = checkpoint.latest(run)
         checkpoint.check_digests(resumed)
         progress = checkpoint.progress_of(resumed)
@@ -161,29 +159,29 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         waiting = ["task", *([] if local else ["cluster"]), "engines", "learner"]
         starting = stack.enter_context(closing(Starting(run, waiting)))
         model = stack.enter_context(build.open_task(config, model_path))
-        config = model.config
-        write_atomically(run.config, dump_config(recorded(recipe, config)))  # a resumed run keeps what was chosen
+        chosen = model.config
+        write_atomically(run.config, dump_config(recorded(recipe, chosen)))  # a resumed run keeps what was chosen
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])
         stack.enter_context(libraries_in_log(run.log))
-        device = stack.enter_context(build.connected(config, run.name, local))
+        device = stack.enter_context(build.connected(chosen, run.name, local))
         if not local:
             starting.ready("cluster")
         parts = build.components(run, model, device, local=local, ready_part=starting.ready)
         with parts as started:
             started.learner.check_sees(run.config)  # before hours of work that no checkpoint could keep
             schedule = Schedule(
-                iterations=config.run.iterations,
-                checkpoint_every=config.run.checkpoint_every,
-                keep_checkpoints=config.run.keep_checkpoints,
-                evaluate_every=config.evaluation.every,
-                evaluation=build.evaluation_plan(config),
-                learner_restarts=config.learner.max_restarts,
+                iterations=chosen.run.iterations,
+                checkpoint_every=chosen.run.checkpoint_every,
+                keep_checkpoints=chosen.run.keep_checkpoints,
+                evaluate_every=chosen.evaluation.every,
+                evaluation=build.evaluation_plan(chosen),
+                learner_restarts=chosen.learner.max_restarts,
             )
-            outputs = partial(_open_outputs, config, run, local, watchers)
-            mirror = partial(upload, run, config.run.mirror) if config.run.mirror else lambda _: ""
-            yield Session(started, build.iteration_settings(config), schedule, run, outputs, mirror)
+            outputs = partial(_open_outputs, chosen, run, local, watchers)
+            mirror = partial(upload, run, chosen.run.mirror) if chosen.run.mirror else lambda _: ""
+            yield Session(started, build.iteration_settings(chosen), schedule, run, outputs, mirror)
 
 
 @contextmanager

@@ -1,26 +1,26 @@
 """The typed configuration of a run: every field with its default, unit and bounds. Every part gets only its sections.
-Unknown keys are errors. Checks that need more than one field are in `core/plan.py`."""
+Unknown keys are errors, and so are fields that contradict each other: those of a section, and those of several in
+`Config`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from core.sections.algorithm import AlgorithmConfig
 from core.sections.base import Count, NonNegative, Positive, Section, Whole, one_of
-from core.sections.learner import LearnerConfig
+from core.sections.learner import LearnerConfig, ResolvedLearner
 from core.sections.replay import ReplayConfig
-from core.sections.rollout import RolloutConfig
+from core.sections.rollout import ResolvedRollout, RolloutConfig
 from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import (
     CodeConfig,
     Columns,
-    EvaluationSetConfig,
     FewShot,
+    PartConfig,
     RewardConfig,
     SandboxMode,
     Source,
-    SourceConfig,
     StarterConfig,
     TaskConfig,
     evaluation_sets,
@@ -139,3 +139,59 @@ class Config(Section):
     reward_model: RewardModelConfig = RewardModelConfig()
     cluster: ClusterConfig = ClusterConfig()
     monitor: MonitorConfig = MonitorConfig()
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        rollout, learner = self.rollout, self.learner
+        trajectories = rollout.starts * rollout.samples
+        if trajectories % learner.minibatches:
+            raise ValueError(
+                f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} "
+                f"trajectories do not divide into learner.minibatches = {learner.minibatches}; change one of the three"
+            )
+        minibatch = trajectories // learner.minibatches
+        if minibatch < learner.ranks:
+            raise ValueError(
+                f"a minibatch has {minibatch} trajectories, fewer than learner.ranks = {learner.ranks}; lower "
+                f"learner.minibatches or learner.ranks, or raise rollout.starts"
+            )
+        context = (rollout.max_prompt_tokens or 0) + (rollout.max_response_tokens or 0)
+        if learner.micro_batch_tokens is not None and learner.micro_batch_tokens < context:
+            raise ValueError(
+                f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
+                f"rollout.max_prompt_tokens + rollout.max_response_tokens = {context}; raise it to at least {context}"
+            )
+        if self.replay.ratio > 0 and not round(rollout.starts * self.replay.ratio):
+            raise ValueError(
+                f"replay.ratio = {self.replay.ratio:g} of rollout.starts = {rollout.starts} is less than one start; "
+                "raise one of them, or set replay.ratio to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_agree(self) -> Self:
+        algorithm, rollout, replay = self.algorithm, self.rollout, self.replay
+        longest = rollout.max_response_tokens
+        if algorithm.overlong == "soft" and longest is not None and longest < algorithm.overlong_buffer:
+            raise ValueError(
+                f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
+                f"{longest}; lower it"
+            )
+        if not replay.fill and (rollout.resample or rollout.max_staleness):
+            raise ValueError(
+                "replay.fill = false makes iterations of different sizes, which rollout.resample and "
+                "rollout.max_staleness above 0 cannot use; set both to 0, or replay.fill to true"
+            )
+        if replay.imitated and algorithm.positive_coefficient == 0:
+            raise ValueError(
+                "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set "
+                "that to 1, or replay.imitated to 0"
+            )
+        return self
+
+
+class ResolvedConfig(Config):
+    """A whole run without `auto`."""
+
+    rollout: ResolvedRollout
+    learner: ResolvedLearner

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from core import PROGRAM, ROOT
-from core.config import Config, EvaluationSetConfig, RewardConfig, SourceConfig
+from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
 from core.sections.base import closest
 
@@ -60,6 +60,7 @@ MEANINGS: Mapping[str, str] = {
 RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
 
 
@@ -227,13 +228,17 @@ def load_config(path: Path | str) -> Config:
 
 def parse_config(data: Mapping[str, Any], source: str) -> Config:
     """Validate plain data against `Config`; every error line begins with `source` (a file name). Raises ConfigError."""
+    return _parsed(data, source, Config)
+
+
+def _parsed(data: Mapping[str, Any], source: str, kind: type[AnyConfig]) -> AnyConfig:
     try:
-        return Config.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{source}: {explain(error)}") from None
 
 
-def override(config: Config, options: Sequence[str]) -> Config:
+def override(config: AnyConfig, options: Sequence[str]) -> AnyConfig:
     """The configuration with options `--section.field value` (or `=value`; `null` is none). Raises ConfigError."""
     data = config.model_dump()
     for option in OptionParser().read(options).fields:
@@ -243,7 +248,7 @@ def override(config: Config, options: Sequence[str]) -> Config:
         for key in sections:
             section = section[key]
         section[leaf] = None if text == "null" else text
-    return parse_config(data, source="command line")
+    return _parsed(data, "command line", type(config))
 
 
 def explain(error: ValidationError) -> str:
@@ -260,14 +265,15 @@ def explain(error: ValidationError) -> str:
         if part := re.match(r"task\.rewards\.[0-9]+\.", where):
             names = [f"{part[0]}{field}" for field in RewardConfig.model_fields]
         elif part := re.match(r"task\.(sources|eval_sets)\.[0-9]+\.", where):
-            kind = SourceConfig if part[1] == "sources" else EvaluationSetConfig
             below = [name.removeprefix("task.") for name in FIELDS if name.startswith(("task.columns.", "task.code."))]
-            names = [f"{part[0]}{field}" for field in (*kind.model_fields, *below)]
+            names = [f"{part[0]}{field}" for field in (*PartConfig.model_fields, *below)]
         return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
-    near = ""
+    text, near = first["msg"].removeprefix("Value error, "), ""
+    if first["type"] == "value_error" and isinstance(first["input"], Mapping | BaseModel):
+        return text  # of several fields, which it names
     if first["type"] == "literal_error":
         near = closest(first["input"], re.findall("'([^']*)'", first["ctx"]["expected"]))
-    return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}{near}"
+    return f"{where} = {first['input']!r}: {text}{near}"
 
 
 def setting(config: Config, name: str) -> Any:

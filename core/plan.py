@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from core import PROGRAM
-from core.config import ClusterConfig, Config, Device, LearnerConfig, ReplayConfig, every_source
+from core.config import ClusterConfig, Config, Device, ReplayConfig, RolloutConfig, every_source
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
+from core.sections.base import AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,6 @@ class BatchPlan:
     minibatch: int  # trajectories per optimizer step
     steps_per_iteration: int  # optimizer steps of the policy
     total_steps: int  # in the whole run
-    context_tokens: int  # longest prompt + longest response
-    max_tokens: int  # upper bound of generated tokens per iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,74 +39,6 @@ class Resources:
 
     cpus: float
     gpus: float
-
-
-def check_algorithm(config: Config, trajectories: int) -> None:
-    """Raises ConfigError if fields contradict each other. `trajectories`: of one iteration."""
-    algorithm = config.algorithm
-    if algorithm.overlong == "soft" and 0 < config.rollout.max_response_tokens < algorithm.overlong_buffer:
-        raise ConfigError(
-            f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
-            f"{config.rollout.max_response_tokens}; lower it"
-        )
-    if config.rollout.resample and config.rollout.samples < 2:
-        raise ConfigError(
-            "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise "
-            "it to 2 or more"
-        )
-    if config.rollout.resample and config.rollout.max_staleness:
-        raise ConfigError(
-            "rollout.resample waits for the engines again, but rollout.max_staleness is "
-            f"{config.rollout.max_staleness}; set one of them to 0"
-        )
-    if not config.replay.fill and (config.rollout.resample or config.rollout.max_staleness):
-        raise ConfigError(
-            "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness "
-            "above 0 cannot use; set both to 0, or replay.fill to true"
-        )
-    if config.rollout.gpus < 1 and config.rollout.tensor_parallel > 1:
-        raise ConfigError(
-            f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: "
-            "Ray gives shares of a single GPU only; set one of them to 1"
-        )
-    if config.replay.imitated and algorithm.positive_coefficient == 0:
-        raise ConfigError(
-            "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set "
-            "that to 1, or replay.imitated to 0"
-        )
-    _check_learner(config.learner)
-    if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
-        raise ConfigError(
-            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; "
-            "set it to k2 or k3, or algorithm.kl_placement to reward"
-        )
-    if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
-        raise ConfigError(
-            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
-        )
-    if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
-        raise ConfigError(
-            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an "
-            f"iteration, after each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
-        )
-
-
-def _check_learner(learner: LearnerConfig) -> None:
-    if learner.offload and learner.zero_stage == 0:
-        raise ConfigError(
-            "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
-        )
-    if learner.value_model == "shared" and learner.value_path:
-        raise ConfigError(
-            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to "
-            "separate"
-        )
-    for name in ("value_epochs", "value_max_grad_norm"):
-        if learner.value_model == "shared" and getattr(learner, name) is not None:
-            raise ConfigError(
-                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to "
-                "separate"
-            )
 
 
 def plan_warnings(config: Config) -> list[str]:
@@ -146,62 +77,23 @@ def plan_warnings(config: Config) -> list[str]:
     return [f"warning: {line}" for line in lines]
 
 
-def sequence_tokens(config: Config) -> int:
-    """Tokens of the longest sequence that a model reads."""
-    return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+def sequence_tokens(rollout: RolloutConfig) -> int:
+    """Tokens of the longest sequence that a model reads; a length that the data decide counts as 0."""
+    return (rollout.max_prompt_tokens or 0) + (rollout.max_response_tokens or 0)
 
 
 def batch_plan(config: Config) -> BatchPlan:
-    """Derive and check the batch arithmetic. Raises ConfigError naming the fields that contradict each other."""
+    """The batch arithmetic."""
     rollout, learner = config.rollout, config.learner
     trajectories = rollout.starts * rollout.samples
-    if trajectories % learner.minibatches:
-        raise ConfigError(
-            f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} trajectories do "
-            f"not divide into learner.minibatches = {learner.minibatches}; change one of the three"
-        )
-    minibatch = trajectories // learner.minibatches
-    if minibatch < learner.ranks:
-        raise ConfigError(
-            f"a minibatch has {minibatch} trajectories, fewer than learner.ranks = {learner.ranks}; lower "
-            f"learner.minibatches or learner.ranks, or raise rollout.starts"
-        )
-    context = sequence_tokens(config)
-    if 0 < learner.micro_batch_tokens < context:
-        raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {context}; raise it to at least {context}"
-        )
-    for source in every_source(config.task):
-        task = source.config
-        if task.min_operations > task.max_operations:
-            raise ConfigError(
-                f"task.min_operations = {task.min_operations} is larger than task.max_operations = "
-                f"{task.max_operations}"
-            )
-    replayed = round(rollout.starts * config.replay.ratio)
-    if config.replay.ratio > 0 and not replayed:
-        raise ConfigError(
-            f"replay.ratio = {config.replay.ratio:g} of rollout.starts = {rollout.starts} is less than one start; "
-            "raise one of them, or set replay.ratio to 0"
-        )
-    if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
-        raise ConfigError(
-            f"replay.capacity = {config.replay.capacity} is less than replay.start_states = "
-            f"{config.replay.start_states}, so that replay would never begin; raise the one or lower the other"
-        )
-    check_starter(config)
-    check_algorithm(config, trajectories)
     steps = learner.epochs * learner.minibatches
     return BatchPlan(
         starts=rollout.starts,
-        replayed_starts=replayed,
+        replayed_starts=round(rollout.starts * config.replay.ratio),
         trajectories=trajectories,
-        minibatch=minibatch,
+        minibatch=trajectories // learner.minibatches,
         steps_per_iteration=steps,
         total_steps=steps * config.run.iterations,
-        context_tokens=context,
-        max_tokens=trajectories * rollout.max_response_tokens,
     )
 
 
@@ -314,7 +206,7 @@ def check_machine(config: Config, machine: Machine, device: str) -> None:
                 f"{elsewhere}"
             )
     bytes_per_token = 16  # id, two log-probabilities, value
-    tokens = rollout.starts * rollout.samples * max(1, sequence_tokens(config))  # 0: lengths that the data decide
+    tokens = rollout.starts * rollout.samples * max(1, sequence_tokens(rollout))
     for name, asked in (
         ("rollout.actors x rollout.kv_cache_gib", rollout.actors * rollout.kv_cache_gib if device == "cpu" else 0.0),
         ("replay.max_gib", config.replay.max_gib),
@@ -350,12 +242,12 @@ def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
 
 def check_context(config: Config, model_context: int) -> None:
     """Raises ConfigError when prompt and response are longer than the model's context (tokens)."""
-    need = sequence_tokens(config)
+    need = sequence_tokens(config.rollout)
     if need > model_context:
+        both = f"{config.rollout.max_prompt_tokens or AUTO} + {config.rollout.max_response_tokens or AUTO}"
         raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "
-            f"{config.rollout.max_response_tokens} = {need} tokens, but the model's context is {model_context}; lower "
-            "one of them"
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {both} = {need} tokens, but the model's "
+            f"context is {model_context}; lower one of them"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.errors import ConfigError, DivergenceError, WeightError
 from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored, Start
 from core.seeds import derive, generator
@@ -47,7 +47,7 @@ class LearnerRecipe:
     """What a learner is started from, and started from again when its ranks are lost."""
 
     model: str | Path  # Hugging Face directory or name of the policy; the critic's trunk starts from it too
-    config: LearnerConfig
+    config: ResolvedLearner
     algorithm: AlgorithmConfig
     dtype: str
     device: Device
@@ -238,9 +238,7 @@ class LearnerGroup:
             policy_steps=sum(step.plans[0].train_policy for step in taken),
         )
         if policy_trained and target is not None and math.isfinite(reference_kl):
-            state.kl_coefficient = adapted_coefficient(
-                state.kl_coefficient, reference_kl, target, self._algorithm.kl_horizon, len(scored)
-            )
+            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, reference_kl, target, len(scored))
         if state.skipped_in_row >= self._config.max_skipped_steps:
             ids = tuple(state.skipped_problems)
             raise DivergenceError(

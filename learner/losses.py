@@ -15,6 +15,7 @@ K3_RATIO = 10.0
 """Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is far beyond every clip and cannot overflow."""
+KL_HORIZON = 10_000  # trajectories over which the KL's coefficient changes by at most 20 %
 LEAST_KL = 0.1
 """Share of the KL coefficient that stays: at 0 mastered tasks were lost again (docs/learner.md, Rare failures)."""
 
@@ -93,11 +94,11 @@ CORRECTIONS: Mapping[str, Correction] = {
 """By `algorithm.importance`."""
 
 
-def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
-    """The KL coefficient after an update of `samples` <= `horizon` trajectories (Ziegler et al. 1909.08593, section
-    2.2): c (1 + clip(KL / target - 1, +-0.2) samples / horizon)."""
+def adapted_coefficient(coefficient: float, measured: float, target: float, samples: int) -> float:
+    """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2):
+    c (1 + clip(KL / target - 1, +-0.2) samples / horizon), the horizon `KL_HORIZON`, at least `samples`."""
     error = min(0.2, max(-0.2, measured / target - 1.0))
-    return coefficient * (1.0 + error * samples / horizon)
+    return coefficient * (1.0 + error * samples / max(KL_HORIZON, samples))
 
 
 def faded_coefficient(coefficient: float, unsolved: float) -> float:

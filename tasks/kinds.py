@@ -4,8 +4,9 @@ file of its own and a line in `TASKS` (`core/sections/tasks.py`)."""
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from core.config import Columns, Config, RolloutConfig, TaskConfig, evaluation_sets, every_source, task_sources
+from core.config import Columns, RolloutConfig, TaskConfig, evaluation_sets, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.imports import imported
 from core.sections.tasks import TASKS
@@ -88,24 +89,27 @@ def find_kind(name: str) -> TaskKind:
     return found
 
 
-def rollout_settings(config: Config) -> RolloutConfig:
+AnyRollout = TypeVar("AnyRollout", bound=RolloutConfig)
+
+
+def rollout_settings(rollout: AnyRollout, task: TaskConfig) -> AnyRollout:
     """The rollout section; its environment is the task's own where none is named. Raises ConfigError, also for an
     evaluation set that needs another one."""
-    kinds = [find_kind(source.config.name) for source in task_sources(config.task)]
-    name, options = config.rollout.environment, config.rollout.environment_options
-    if config.rollout.serve:
+    kinds = [find_kind(source.config.name) for source in task_sources(task)]
+    name, options = rollout.environment, rollout.environment_options
+    if rollout.serve:
         if name:
             raise ConfigError("rollout.serve and rollout.environment are both set; keep one of them")
-        name, options = "served", {**options, "agent": config.rollout.serve}
+        name, options = "served", {**options, "agent": rollout.serve}
     name = name or next((kind.environment for kind in kinds if kind.environment), "")
     if not name and any(kind.episodes for kind in kinds):
         raise ConfigError(
-            f"task.name {config.task.name!r} is judged by its environment; give rollout.environment or rollout.serve"
+            f"task.name {task.name!r} is judged by its environment; give rollout.environment or rollout.serve"
         )
-    for one in evaluation_sets(config.task):
+    for one in evaluation_sets(task):
         if find_kind(one.config.name).environment not in ("", name):
             raise ConfigError(f"task.eval_sets: {one.label} needs an environment that the run lacks; leave it out")
-    return config.rollout.model_copy(update={"environment": name, "environment_options": options})
+    return rollout.model_copy(update={"environment": name, "environment_options": options})
 
 
 def prompt_warnings(config: TaskConfig, first: Callable[[str], str]) -> list[str]:
@@ -163,7 +167,7 @@ def task_items(config: TaskConfig, seed: int) -> Items:
         [replace(item, source=label) for label, items in train.items() for item in items],
         [replace(item, source=source.label) for source, part, _ in parts for item in part.evaluation],
         left_out,
-        [replace(item, source=one.label) for one, items, _ in shown for item in items[: one.config.problems or None]],
+        [replace(item, source=one.label) for one, items, _ in shown for item in items[: one.config.problems]],
     )
 
 

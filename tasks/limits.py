@@ -7,30 +7,33 @@ import numpy as np
 
 
 class TokenLimits(NamedTuple):
-    """Most tokens of a prompt and of a whole response; 0 where they follow from the data."""
+    """Most tokens of a prompt and of a whole response."""
 
     prompt: int
     response: int
 
 
+AskedLimits = tuple[int | None, int | None]
+"""The same as asked for: none where a limit follows from the data."""
 LONGEST_PROMPT = 2048  # longest prompt that is kept where the limit follows from the data
 WITHOUT_SOLUTIONS = 1024  # budget of a response where no canonical solution says how long one is
 
 
 def chosen_limits(
-    asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[Sequence[int]], context: int
+    asked: AskedLimits, prompts: Sequence[int], solutions: Sequence[Sequence[int]], context: int
 ) -> TokenLimits:
     """The limits as `asked`, or by the lengths of prompts, of each data set's solutions, and of the model's context. A
     model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
     steps of 32. Without solutions `WITHOUT_SOLUTIONS`.
 
-    >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [[100] * 99 + [900]], 8192)
+    >>> chosen_limits((None, None), [90, 60, 9000], [[100] * 99 + [900]], 8192)
     TokenLimits(prompt=90, response=128)
     """
-    bound = min(LONGEST_PROMPT, context // 2, context - asked.response - 1)
-    prompt = asked.prompt or max((length for length in prompts if length <= bound), default=bound)
+    asked_prompt, asked_response = asked
+    bound = min(LONGEST_PROMPT, context // 2, context - (asked_response or 0) - 1)
+    prompt = asked_prompt or max((length for length in prompts if length <= bound), default=bound)
     wanted = max((_budget(lengths) for lengths in solutions), default=WITHOUT_SOLUTIONS)
-    return TokenLimits(prompt, asked.response or max(2, min(wanted, context - prompt - 1)))
+    return TokenLimits(prompt, asked_response or max(2, min(wanted, context - prompt - 1)))
 
 
 def _budget(solutions: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.records import Flags, Problem, World
 from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
-from tasks.limits import TokenLimits, chosen_limits
+from tasks.limits import AskedLimits, TokenLimits, chosen_limits
 from tasks.rewards.cases import Asks
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
@@ -288,7 +288,7 @@ def split_items(
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
     return (
-        train[: config.problems or len(train)],
+        train[: config.problems],
         list(kept_out.values())[: config.eval_problems],
         len(items) - len(unique),
     )
@@ -313,7 +313,7 @@ class _Encoded(NamedTuple):
 
 
 def encode_problems(
-    config: TaskConfig, tokenizer: Tokenizer, items: Items, limits: TokenLimits, context: int
+    config: TaskConfig, tokenizer: Tokenizer, items: Items, limits: AskedLimits, context: int
 ) -> tuple[Split[Problem], TokenLimits]:
     """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read. Prompts
     that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none of a
@@ -339,25 +339,25 @@ def encode_problems(
         for label in labels
     }
     prompts = [len(one.prompt) for one in (*both, *sets)]
-    limits = chosen_limits(limits, prompts, [*solutions.values()], context)
-    kept = [[one for one in part if 0 < len(one.prompt) <= limits.prompt] for part in (train, evaluation, sets)]
+    chosen = chosen_limits(limits, prompts, [*solutions.values()], context)
+    kept = [[one for one in part if 0 < len(one.prompt) <= chosen.prompt] for part in (train, evaluation, sets)]
     for number, given in enumerate(parts):
         for label in labels if number < 2 else dict.fromkeys(item.source for item in given):
             if not any(one.item.source == label for one in kept[number]):
                 count, kind = sum(item.source == label for item in given), "evaluation" if number else "training"
                 raise DataError(
                     f"task {label or config.name}: all {count} {kind} prompts are longer than "
-                    f"rollout.max_prompt_tokens = {limits.prompt}; raise it"
+                    f"rollout.max_prompt_tokens = {chosen.prompt}; raise it"
                 )
     left_out = LeftOut(
         items.left_out.duplicates,
         len(prompts) - sum(map(len, kept)),
-        sum(length > limits.response for lengths in solutions.values() for length in lengths),
+        sum(length > chosen.response for lengths in solutions.values() for length in lengths),
         (*items.left_out.bad_rows, *(row for _, row in bad)),
         sum(map(len, solutions.values())),
     )
-    found = [[_problem(config, one, limits) for one in part] for part in kept]
-    return Split(found[0], found[1], left_out, found[2]), limits
+    found = [[_problem(config, one, chosen) for one in part] for part in kept]
+    return Split(found[0], found[1], left_out, found[2]), chosen
 
 
 def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:

@@ -19,7 +19,7 @@ from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajector
 from tasks.judge_pool import EpisodeJudge
 from tasks.judging import Judges, start_judges
 from tasks.kinds import TaskKind, find_kind, task_items
-from tasks.limits import TokenLimits
+from tasks.limits import AskedLimits, TokenLimits
 from tasks.pass_at_k import merge_answers
 from tasks.problems import Items, Split, Tokenizer, encode_problems, prompt_digest
 from tasks.rewards.cases import IDS, QUERY, Asks, Case
@@ -41,7 +41,7 @@ class EvaluationSet:
     """Problems that are evaluated beside the held-out ones."""
 
     problems: list[Problem]
-    samples: int  # sampled responses per problem besides the greedy one; 0: as many as for the held-out problems
+    samples: int | None  # sampled responses per problem besides the greedy one; none: as for the held-out problems
 
 
 class Task:
@@ -58,7 +58,7 @@ class Task:
         tokenizer: Tokenizer,
         fingerprint: str,
         rows: Mapping[tuple[str, str], str],
-        samples: Mapping[str, int],
+        samples: Mapping[str, int | None],
     ) -> None:
         """`sources`: by label, which is empty if there is only one data set. `rows`: what `rows_of` kept of them.
         `samples`: of each evaluation set."""
@@ -192,7 +192,7 @@ def build_task(
     config: TaskConfig,
     tokenizer: Tokenizer,
     *,
-    limits: TokenLimits,
+    limits: AskedLimits,
     context: int,
     seed: int,
     reward_model: RewardModelConfig | None = None,
@@ -208,7 +208,7 @@ def build_task(
     items = task_items(config, seed)
     if rollout is not None and rollout.environment:
         items = with_worlds(items, config.title, rollout, tokenizer, canonical)
-    split, limits = encode_problems(config, tokenizer, items, limits, context)
+    split, chosen = encode_problems(config, tokenizer, items, limits, context)
     parts = every_source(config)
     name = "+".join(f"{label}:{one.name}" if label else one.name for label, weight, one in parts if weight)
     samples = {one.label: given.samples for one, given in zip(evaluation_sets(config), config.eval_sets, strict=True)}
@@ -222,7 +222,7 @@ def build_task(
                 started.callback(shared[alike].close)
             sources[label] = JudgedSource(weight, find_kind(one.name), shared[alike])
         fingerprint = task_fingerprint(name, split.train, tokenizer)
-        task = Task(sources, split, limits, tokenizer, fingerprint, rows_of(sources, items), samples)
+        task = Task(sources, split, chosen, tokenizer, fingerprint, rows_of(sources, items), samples)
         started.pop_all()
     return task
 

@@ -14,7 +14,6 @@ import yaml
 
 from commands.options import COMMANDS, read_options
 from core.load import load_config, parse_config
-from core.plan import batch_plan
 from tests.test_launch import here
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @of("yaml")
 def test_recipes_are_valid(block: Block) -> None:
-    assert batch_plan(parse_config(yaml.safe_load(block.text), block.name))
+    assert parse_config(yaml.safe_load(block.text), block.name)
 
 
 @of("json")

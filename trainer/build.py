@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from core.config import Config, Device
+from core.config import Config, Device, ResolvedConfig
 from core.environments.protocol import load_environment
 from core.environments.served import load_agent
 from core.errors import ConfigError
@@ -50,10 +50,10 @@ class ModelAndTask:
 
     model: str  # Hugging Face directory or name
     task: Task
-    config: Config  # without `auto`
+    config: ResolvedConfig
 
 
-def iteration_settings(config: Config) -> IterationSettings:
+def iteration_settings(config: ResolvedConfig) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
     from learner.shaping import whole_reward
 
@@ -80,7 +80,7 @@ def iteration_settings(config: Config) -> IterationSettings:
     )
 
 
-def evaluation_plan(config: Config) -> EvaluationPlan:
+def evaluation_plan(config: ResolvedConfig) -> EvaluationPlan:
     """How evaluation responses are sampled."""
     evaluation = config.evaluation
     sampled = _sampling(config, evaluation.temperature, evaluation.top_p)
@@ -88,7 +88,7 @@ def evaluation_plan(config: Config) -> EvaluationPlan:
     return EvaluationPlan(greedy, sampled, evaluation.samples, derive(config.run.seed, "evaluation"))
 
 
-def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
+def _sampling(config: ResolvedConfig, temperature: float, top_p: float) -> Sampling:
     own = config.rollout
     return Sampling(temperature, top_p, own.max_response_tokens)
 
@@ -101,7 +101,7 @@ def check_methods(config: Config) -> None:
     from tasks.kinds import rollout_settings
 
     algorithm = config.algorithm
-    if path := rollout_settings(config).environment:
+    if path := rollout_settings(config.rollout, config.task).environment:
         load_environment(path)
     if config.rollout.serve:
         load_agent(config.rollout.serve)
@@ -150,12 +150,8 @@ def check_needs(config: Config) -> None:
 
 def find_model(config: Config) -> str:
     """The directory or name of the model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
-    from actors.options import check_options
-    from tasks.kinds import rollout_settings
     from tasks.starter import resolve_model
 
-    check_options(rollout_settings(config), config.cluster.device)
-    check_methods(config)
     path = model_folder(config.model.path, "model.path")
     return resolve_model(path, config.starter, config.task, config.run.seed)
 
@@ -171,7 +167,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
-        config, lines = chosen(config, task, info)
+        found, lines = chosen(config, task, info)
         print(*(line for line in lines if training or not line.startswith(OF_TRAINING)), sep="\n", flush=True)
         canonical = config.replay.ratio > 0 and config.replay.canonical
         if canonical and all(problem.solution_ids is None for problem in task.train):
@@ -179,24 +175,23 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
                 "replay.canonical is true, but no training problem has a canonical solution within "
                 "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
             )
-        yield ModelAndTask(model, task, config)
+        yield ModelAndTask(model, task, found)
 
 
-def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
+def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig, list[str]]:
     """The configuration without `auto`, and lines about it. Raises ConfigError when the sizes contradict each other."""
     from tasks.kinds import prompt_warnings
 
     machine = this_machine()
     device = expected_device(config.cluster)
-    config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
-    batch_plan(config)
-    check_context(config, info.context)
-    check_judging_model(config)
-    if not named_address(config.cluster):
-        check_machine(config, machine, device)
-    estimate = iteration_estimate(config, info, device, critic(config))
-    prompts = prompt_warnings(config.task, task.first_prompt)
-    return config, [describe_data(task), *prompts, *lines, *warnings_of(config, task.left_out), estimate]
+    found, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
+    check_context(found, info.context)
+    check_judging_model(found)
+    if not named_address(found.cluster):
+        check_machine(found, machine, device)
+    estimate = iteration_estimate(found, info, device, critic(found))
+    prompts = prompt_warnings(found.task, task.first_prompt)
+    return found, [describe_data(task), *prompts, *lines, *warnings_of(found, task.left_out), estimate]
 
 
 def connected(
@@ -244,7 +239,7 @@ def components(
         stream, pipeline = stack.enter_context(asynchronous(config, pool)) if stale else (pool, None)
         table, seed = TokenTable.from_tokenizer(task.tokenizer), derive(config.run.seed, "problems")
         cut: Boundaries = partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
-        if rollout_settings(config).environment:
+        if rollout_settings(config.rollout, config.task).environment:
             cut = no_boundaries
         yield Components(
             task=task,
@@ -286,7 +281,7 @@ def _log_start(start: Start, reason: str) -> None:
 
 
 def engine_pool(
-    config: Config,
+    config: ResolvedConfig,
     model: str,
     device: Device,
     local: bool = False,
@@ -296,7 +291,7 @@ def engine_pool(
     from tasks.kinds import rollout_settings
 
     seed = derive(config.run.seed, "engine")
-    rollout = rollout_settings(config)
+    rollout = rollout_settings(config.rollout, config.task)
     if local:
         from actors.engines import build_engine
         from actors.local import NAME, LocalPool
@@ -310,7 +305,7 @@ def engine_pool(
     return RolloutPool(recipe, quarantine)
 
 
-def _learner(config: Config, model: str, device: Device, local: bool) -> LearnerGroup:
+def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup, LearnerRecipe
 
@@ -335,7 +330,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
 
 
 @contextmanager
-def asynchronous(config: Config, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
+def asynchronous(config: ResolvedConfig, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
     """Run the pool in a separate thread. Yields it as a stream, and the pipeline that submits starts to it."""
     from actors.stream import RolloutStream
     from trainer.asynchronous import Pipeline

@@ -14,12 +14,12 @@ from actors.pool import RolloutPool
 from bench.learner.sides import one_rank
 from bench.models import Shape, build_model
 from bench.report import Check, check
-from core.config import LearnerConfig, RolloutConfig
+from core.config import ResolvedLearner, ResolvedRollout
 
 LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)  # 254 M parameters: 1 GB
 SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)  # 35 M parameters: 140 MB
 WARM = 2  # rounds that are not measured: the system allocates pages for the object store and the engines in them
-ENGINES = RolloutConfig(
+ENGINES = ResolvedRollout(
     actors=2, max_prompt_tokens=64, max_response_tokens=64, max_running=8, kv_cache_gib=0.1, threads=1
 )
 
@@ -27,12 +27,14 @@ ENGINES = RolloutConfig(
 def broadcast_checks(quick: bool, threads: int) -> list[Check]:
     """Alternate broadcasts from one rank with two copies by the driver. Ray must be connected."""
     took, copied = [], []
+    numbers = {"micro_batch_tokens": 4096, "policy_lr": 1e-5, "value_lr": 1e-5}
+    learner = ResolvedLearner.model_validate({"value_model": "shared", "threads": threads, **numbers})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as starter:
         size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())
         # both spend most of their time importing
         starting = starter.submit(RolloutPool, EngineRecipe(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
         with (
-            closing(one_rank(folder, LearnerConfig(value_model="shared", threads=threads))) as group,
+            closing(one_rank(folder, learner)) as group,
             closing(starting.result()) as pool,
         ):
             source, target = torch.ones(size), torch.zeros(size)

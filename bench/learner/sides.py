@@ -14,7 +14,7 @@ import torch
 from bench.learner.bare_loop import BareLoop, padded_batches
 from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
-from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.records import Judged
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerRecipe
@@ -62,7 +62,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
+def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
     """A learner with one rank. Ray must be connected."""
     recipe = LearnerRecipe(
         model,
@@ -84,11 +84,12 @@ def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: 
 def started(work: Work) -> Iterator[tuple[Side, Side]]:
     """Start and warm up the learner and the bare loop. Ray must be connected. Each side takes half of a GPU."""
     cuda = work.device == "cuda"
-    config = LearnerConfig(
+    config = ResolvedLearner(
         micro_batch_tokens=work.budget,
         minibatches=work.minibatches,
         threads=work.threads,
         policy_lr=1e-6,
+        value_lr=1e-6,
         zero_stage=work.zero_stage,
         value_model=work.value_model,
         gradient_checkpointing=cuda,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.real.statistics import cuts
-from core.config import Config
+from core.config import ResolvedConfig
 from core.records import Boundaries, Finish, IntArray, Judged, Provenance, ReplayedState, Sampling
 from core.run_directory import RunDirectory
 from core.seeds import derive, generator
@@ -136,7 +136,7 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
     return [*found[True], *found[False]]
 
 
-def measure(parts: Components, config: Config, directory: RunDirectory, scale: float) -> Row:
+def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, scale: float) -> Row:
     """All stages of the assay. `scale`: share of the chosen problems, for trials (the rows are cut already)."""
     task = "gsm8k" if config.task.name == "gsm8k" else "mbpp"
     assay = Assay(parts, iteration_settings(config).sampling, config.run.seed, directory.path)

@@ -10,7 +10,7 @@ from typing import Any
 from bench.real.plan import Result, Run, configuration
 from bench.real.splits import fine_tuned
 from bench.real.training import State, evaluate, opened
-from core.config import Config
+from core.config import ResolvedConfig
 from core.errors import ConfigError
 from core.records import Problem
 from core.run_directory import read_jsonl
@@ -55,7 +55,7 @@ def passes_for(trained: float, each: int) -> int:
     return max(1, round(trained / each))
 
 
-def solved(parts: Components, config: Config) -> list[int]:
+def solved(parts: Components, config: ResolvedConfig) -> list[int]:
     """Successes from the root on the training problems, and samples."""
     sampling = build.iteration_settings(config).sampling
     starts = fresh_starts(list(parts.by_id.values()), SAMPLES, derive(config.run.seed, "hints"), iteration=0)

@@ -13,7 +13,7 @@ from typing import Any
 from bench.learning.measures import learnability, plain
 from bench.learning.run import outcomes, step
 from bench.real.plan import TUNING_SEED, Part, Run
-from core.config import Config
+from core.config import Config, ResolvedConfig
 from core.errors import DivergenceError
 from core.run_directory import RunDirectory, write_atomically
 from trainer import build, checkpoint
@@ -79,7 +79,12 @@ class State:
 
 
 def train(
-    parts: Components, config: Config, directory: RunDirectory, part: Part, budget: int, before: Sequence[Row] = ()
+    parts: Components,
+    config: ResolvedConfig,
+    directory: RunDirectory,
+    part: Part,
+    budget: int,
+    before: Sequence[Row] = (),
 ) -> Row:
     """Train until the budget is used up, with evaluations at equal distances before, and one after. `before`: the first
     evaluation, if another arm made it of the same model."""
@@ -151,7 +156,7 @@ def evaluate(parts: Components, plan: EvaluationPlan, state: State) -> Row:
 
 
 @contextmanager
-def opened(run: Run, config: Config) -> Iterator[tuple[Components, Config, RunDirectory]]:
+def opened(run: Run, config: Config) -> Iterator[tuple[Components, ResolvedConfig, RunDirectory]]:
     """The parts of a run, its complete configuration and its folder."""
     place = config.run.root / run.name
     known = (place / "checkpoints" / "latest").exists()

@@ -1,8 +1,8 @@
 """PPO: advantages and losses."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from core.sections.base import Count, NonNegative, Positive, Section, UnitInterval, one_of
 
@@ -57,8 +57,6 @@ class AlgorithmConfig(Section):
     kl_schedule: Literal["constant", "unsolved"] = "constant"
     """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the
     iteration's fresh problems of which every sample fails, at least a tenth. Measured: docs/method.md, Defaults."""
-    kl_horizon: Count = 10_000
-    """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
     """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x
     rollout.max_response_tokens (constant, Dr. GRPO)."""
@@ -83,6 +81,19 @@ class AlgorithmConfig(Section):
     """Factor on the judge's rewards, before all else."""
     reward_clip: Annotated[float | None, Field(gt=0)] = None
     """Bound on the size of a scaled reward; none: no bound."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.kl_coefficient > 0 and (self.chosen_kl, self.kl_placement) == ("k1", "loss"):
+            raise ValueError(
+                "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on "
+                "average; set it to k2 or k3, or algorithm.kl_placement to reward"
+            )
+        if self.kl_target is not None and self.kl_coefficient == 0:
+            raise ValueError(
+                "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+            )
+        return self
 
     @property
     def unbiased_kl(self) -> Literal["k1", "k2"]:

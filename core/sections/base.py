@@ -16,23 +16,23 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 AUTO: Any = "auto"
-"""What a recipe writes for a number that follows from model, data and machine. In a `Config` it is 0 until
-`trainer.model.automatic` has chosen."""
+"""What a recipe writes for a number that follows from model, data and machine: `None` in a `Config`, a number in the
+`ResolvedConfig` that `trainer.model.automatic` makes of it."""
 
 
 def _chosen_later(given: Any) -> Any:
-    """`AUTO` as 0. A recipe cannot write that 0 itself."""
+    """`AUTO` as None."""
     if given == AUTO:
-        return 0
+        return None
     if str(given).startswith("-") or given in (0, "0"):
         raise ValueError(f"give a number above 0, or {AUTO}")
     return given
 
 
-_Automatic = (BeforeValidator(_chosen_later), PlainSerializer(lambda number: number or AUTO))
-AutoCount = Annotated[int, Field(ge=0), *_Automatic]
+_Automatic = (BeforeValidator(_chosen_later), PlainSerializer(lambda number: AUTO if number is None else number))
+AutoCount = Annotated[int | None, *_Automatic]
 """A count, or `auto`."""
-AutoPositive = Annotated[float, Field(ge=0), *_Automatic]
+AutoPositive = Annotated[float | None, *_Automatic]
 """A positive number, or `auto`."""
 
 

@@ -1,8 +1,8 @@
 """The DeepSpeed learner."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.sections.base import AUTO, AutoCount, AutoPositive, Count, NonNegative, Positive, Section, Whole
 
@@ -85,7 +85,29 @@ class LearnerConfig(Section):
     probe_sequences: Count = 8
     """Training problems whose prompts (and canonical solutions, if there are any) are the probe."""
 
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.offload and self.zero_stage == 0:
+            raise ValueError(
+                "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
+            )
+        for name in ("value_path", "value_epochs", "value_max_grad_norm"):
+            if self.value_model == "shared" and getattr(self, name):
+                raise ValueError(
+                    f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to "
+                    "separate"
+                )
+        return self
+
     @property
     def critic_epochs(self) -> int:
         """Passes of the critic over an iteration's trajectories."""
         return self.value_epochs or self.epochs
+
+
+class ResolvedLearner(LearnerConfig):
+    """The section without `auto`."""
+
+    micro_batch_tokens: Count
+    policy_lr: Positive
+    value_lr: Positive

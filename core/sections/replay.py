@@ -1,8 +1,8 @@
 """Replayed starts and the store behind them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from core.sections.base import Count, Positive, Section, Whole, one_of
 
@@ -63,3 +63,12 @@ class ReplayConfig(Section):
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0
     """Seconds that a shard may take to answer one call."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.ratio > 0 and self.capacity < self.start_states:
+            raise ValueError(
+                f"replay.capacity = {self.capacity} is less than replay.start_states = {self.start_states}, so that "
+                "replay would never begin; raise the one or lower the other"
+            )
+        return self

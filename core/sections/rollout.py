@@ -1,13 +1,13 @@
 """Generation."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from core.sections.base import AUTO, AutoCount, Count, Options, Positive, Section, Whole
 
 
-def _more_than_one(tokens: int) -> int:
+def _more_than_one(tokens: int | None) -> int | None:
     if tokens == 1:  # the end of the sequence is one of them
         raise ValueError("at least 2")
     return tokens
@@ -86,3 +86,30 @@ class RolloutConfig(Section):
     actors lost within a minute count once, and so does a start that makes engines raise."""
     restart_window: Positive = 3600.0
     """Seconds that max_restarts is counted over."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.resample and self.samples < 2:
+            raise ValueError(
+                "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; "
+                "raise it to 2 or more"
+            )
+        if self.resample and self.max_staleness:
+            raise ValueError(
+                "rollout.resample waits for the engines again, but rollout.max_staleness is "
+                f"{self.max_staleness}; set one of them to 0"
+            )
+        if self.gpus < 1 and self.tensor_parallel > 1:
+            raise ValueError(
+                f"rollout.gpus = {self.gpus:g} with rollout.tensor_parallel = {self.tensor_parallel}: Ray gives shares "
+                "of a single GPU only; set one of them to 1"
+            )
+        return self
+
+
+class ResolvedRollout(RolloutConfig):
+    """The section without `auto`."""
+
+    max_prompt_tokens: Count
+    max_response_tokens: Annotated[int, Field(ge=2)]
+    max_running: Count

@@ -1,12 +1,18 @@
 """Starter model, task and data."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from core.errors import ConfigError
 from core.sections.base import (
     AUTO,
     AutoCount,
@@ -157,8 +163,9 @@ class RewardConfig(Section):
         return self.label or (urlsplit(self.name).netloc if self.remote else self.name.rpartition(":")[2])
 
 
-class ProblemsConfig(Section):
-    """Problems, the form of their prompts, and the judge of their responses."""
+class DataSetConfig(Section):
+    """A data set: problems to train on and others that are held out, the form of their prompts, and the judge of their
+    responses."""
 
     name: Annotated[str, AfterValidator(one_of(tuple(TASKS), "task"))] = Field(
         "arithmetic",
@@ -170,6 +177,12 @@ class ProblemsConfig(Section):
     """Split of a Hugging Face data set to train on."""
     parameters: Options = Field({})
     """Task reasoning_gym: parameters of its data set by name, all but seed and size. Task verifiers: arguments of its environment."""
+    eval_path: str = ""
+    """Data set of the evaluation problems; empty: `eval_problems` are held out of `path`."""
+    eval_split: str = "test"
+    """Split of a Hugging Face data set to evaluate on."""
+    eval_problems: Count = 256
+    """Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store."""
     columns: Columns = Columns()
     template: str = "{prompt}"
     """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text."""
@@ -206,32 +219,21 @@ class ProblemsConfig(Section):
 
     @property
     def own_rewards(self) -> tuple[RewardConfig, ...]:
-        """The user's own rewards; none: the task's verifier judges. Raises ConfigError when two have one name."""
-        if self.reward and self.rewards:
-            raise ConfigError("task.reward and task.rewards are both set; keep one of them")
-        labels = [each.title for each in self.rewards]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"task.rewards: two rewards are called {twice!r}; give each a label of its own")
+        """The user's own rewards; none: the task's verifier judges."""
         return self.rewards or ((RewardConfig(name=self.reward),) if self.reward else ())
 
 
-class DataConfig(ProblemsConfig):
-    """Problems to train on, and others that are held out."""
-
-    eval_path: str = ""
-    """Data set of the evaluation problems; empty: `eval_problems` are held out of `path`."""
-    eval_split: str = "test"
-    """Split of a Hugging Face data set to evaluate on."""
-    eval_problems: Count = 256
-    """Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store."""
-
-
-class PartConfig(ProblemsConfig):
-    """One data set of several. A field that it leaves out has the value of the task section."""
+class PartConfig(DataSetConfig):
+    """One data set of several: of a mixture, or one that is only evaluated. A field that it leaves out has the value of
+    the task section; `split` and `problems` of one that is only evaluated do not: they are `test` and all rows."""
 
     label: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """What metrics and evaluations call this data set; empty: its task's name."""
+    weight: Positive = 1.0
+    """In a mixture: share of the fresh problems, relative to the other data sets."""
+    samples: AutoCount = Field(AUTO)
+    """Only evaluated: sampled responses per problem, apart from the greedy one, for avg@k and pass@k. auto:
+    `evaluation.samples`."""
 
     @model_serializer(mode="wrap")
     def _given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -239,33 +241,44 @@ class PartConfig(ProblemsConfig):
         return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
 
 
-class SourceConfig(DataConfig, PartConfig):
-    """One data set of a mixture."""
-
-    weight: Positive = 1.0
-    """Share of the fresh problems, relative to the other data sets."""
-
-
-class EvaluationSetConfig(PartConfig):
-    """Problems that are only evaluated; `split` and `problems` do not follow the task section."""
-
-    split: str = "test"
-    """Split of a Hugging Face data set to evaluate on."""
-    problems: AutoCount = Field(AUTO)
-    """Problems to evaluate, the first rows. auto: all rows; generated tasks: 256."""
-    samples: AutoCount = Field(AUTO)
-    """Sampled responses per problem, apart from the greedy one, for avg@k and pass@k. auto: `evaluation.samples`."""
-
-
-class TaskConfig(DataConfig):
+class TaskConfig(DataSetConfig):
     """Task and data."""
 
     sampling: Literal["uniform", "hard"] = "uniform"
     """Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones."""
-    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_mapping)] = ()
+    sources: Annotated[tuple[PartConfig, ...], BeforeValidator(as_mapping)] = ()
     """A mixture: its data sets, each with fields of this section that differ, and with label and weight; empty: this section is the only one."""
-    eval_sets: Annotated[tuple[EvaluationSetConfig, ...], BeforeValidator(as_mapping)] = ()
+    eval_sets: Annotated[tuple[PartConfig, ...], BeforeValidator(as_mapping)] = ()
     """More sets that are evaluated with the held-out problems and never trained on, each with fields of this section that differ, and with label and samples (docs/tasks.md)."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        for field, parts, foreign in (
+            ("sources", self.sources, {"samples"}),
+            ("eval_sets", self.eval_sets, {"weight", "eval_path", "eval_split", "eval_problems"}),
+        ):
+            for name in sorted(foreign & {name for part in parts for name in part.model_fields_set}):
+                raise ValueError(f"task.{field} cannot have the field {name!r}; leave it out")
+        sources, sets = task_sources(self), evaluation_sets(self)
+        labels = [source.label or self.title for source in sources]
+        _all_different("task.sources: two data sets", labels)
+        _all_different("task.eval_sets: two data sets", [*labels, *(one.label for one in sets)])
+        for _, _, config in (*sources, *sets):
+            if config.min_operations > config.max_operations:
+                raise ValueError(
+                    f"task.min_operations = {config.min_operations} is larger than task.max_operations = "
+                    f"{config.max_operations}; change one of them"
+                )
+            if config.reward and config.rewards:
+                raise ValueError("task.reward and task.rewards are both set; keep one of them")
+            _all_different("task.rewards: two rewards", [each.title for each in config.rewards])
+        return self
+
+
+def _all_different(what: str, labels: list[str]) -> None:
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} are called {twice!r}; give each a label of its own")
 
 
 class Source(NamedTuple):
@@ -277,15 +290,11 @@ class Source(NamedTuple):
 
 
 def task_sources(task: TaskConfig) -> tuple[Source, ...]:
-    """The data sets of a task, one or a mixture. Raises ConfigError when two have the same label."""
+    """The data sets of a task, one or a mixture."""
     if not task.sources:
         return (Source("", 1.0, task.model_copy(update={"eval_sets": ()})),)
-    found = []
-    for source in task.sources:
-        config = _with_given(task, source)
-        found.append(Source(source.label or config.title, source.weight, config))
-    _check_labels("task.sources", [source.label for source in found])
-    return tuple(found)
+    parts = [(part, _with_given(task, part)) for part in task.sources]
+    return tuple(Source(part.label or config.title, part.weight, config) for part, config in parts)
 
 
 GENERATED_EVALUATION = 256  # problems of a generated evaluation set that does not say how many
@@ -293,15 +302,14 @@ GENERATED_EVALUATION = 256  # problems of a generated evaluation set that does n
 
 def evaluation_sets(task: TaskConfig) -> tuple[Source, ...]:
     """The evaluation sets of a task, in the order of `eval_sets`. The held-out half of each config is the set
-    (`eval_path`); `problems` is 0 for all rows. Raises ConfigError when two data sets have the same label."""
+    (`eval_path`); `problems` is none for all rows."""
     found = []
-    for one in task.eval_sets:
-        config = _with_given(task, one)
-        counts = {"problems": one.problems, "eval_problems": one.problems or GENERATED_EVALUATION}
-        config = config.model_copy(update={**counts, "eval_path": config.path, "eval_split": one.split})
-        found.append(Source(one.label or config.title, 0.0, config))
-    learnt = [source.label or task.title for source in task_sources(task)]
-    _check_labels("task.eval_sets", [*learnt, *(one.label for one in found)])
+    for part in task.eval_sets:
+        config = _with_given(task, part)
+        counts = {"problems": part.problems, "eval_problems": part.problems or GENERATED_EVALUATION}
+        split = part.split if "split" in part.model_fields_set else "test"
+        config = config.model_copy(update={**counts, "eval_path": config.path, "eval_split": split})
+        found.append(Source(part.label or config.title, 0.0, config))
     return tuple(found)
 
 
@@ -316,16 +324,10 @@ def _with_given(task: TaskConfig, part: PartConfig) -> TaskConfig:
     return task.model_copy(update={**given, "sources": (), "eval_sets": ()})
 
 
-def _check_labels(field: str, labels: list[str]) -> None:
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{field}: two data sets are called {twice!r}; give each a label of its own")
-
-
 def task_title(task: TaskConfig) -> str:
     """What messages and files call a task: its name, or the labels of a mixture.
 
-    >>> task_title(TaskConfig(sources=(SourceConfig(name="gsm8k"), SourceConfig(name="math"))))
+    >>> task_title(TaskConfig(sources=(PartConfig(name="gsm8k"), PartConfig(name="math"))))
     'gsm8k+math'
     """
     return "+".join(source.label for source in task_sources(task)) or task.title

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from tests.actors import models
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 QUARANTINED: list[tuple[str, str]] = []
 """Starts that `pool` left out, and why."""
-CONFIG = RolloutConfig(
+CONFIG = ResolvedRollout(
     actors=2, max_prompt_tokens=48, max_response_tokens=48, max_running=64, kv_cache_gib=0.05, threads=1, deadline=120.0
 )
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from actors.episodes import EpisodeEngine
 from actors.jobs import Continuation, Engine, Job
 from actors.ledger import Ledger
-from core.config import RolloutConfig
+from core.config import ResolvedRollout
 from core.environments.protocol import digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
@@ -22,6 +22,7 @@ from core.weights import Acknowledgement, Weights
 from tests.actors import models
 from tests.actors.test_engine import PATIENT, TOLERANCE, generate, update
 from tests.environments import LETTERS
+from tests.resolved import NUMBERS
 
 BUDGET = 40
 RANDOM = Sampling(temperature=1.0, top_p=1.0, max_response_tokens=BUDGET)
@@ -71,7 +72,7 @@ class Remote(Engine):
 class Run:
     """An engine with environments, and what it dropped."""
 
-    def __init__(self, actor: Any, config: RolloutConfig, tokenizer: Any) -> None:
+    def __init__(self, actor: Any, config: ResolvedRollout, tokenizer: Any) -> None:
         workers = Workers(config)
         self.turns = TurnTokens(tokenizer, workers.ends, [models.EOS])
         self.workers, self.dropped = workers, list[tuple[Start, Continuation]]()
@@ -90,9 +91,9 @@ class Run:
 @contextmanager
 def run(actor: Any, folder: Path, name: str = "Echo", **fields: Any) -> Iterator[Run]:
     models.save_tokenizer(folder)
-    settings: dict[str, Any] = {"environment_workers": 1, "max_running": 64} | fields
+    settings: dict[str, Any] = {"environment_workers": 1, **NUMBERS["rollout"]} | fields
     settings["environment"] = f"tests.environments:{name}"
-    found = Run(actor, RolloutConfig(**settings), AutoTokenizer.from_pretrained(folder))
+    found = Run(actor, ResolvedRollout(**settings), AutoTokenizer.from_pretrained(folder))
     with closing(found.engine):
         yield found
 

@@ -22,7 +22,7 @@ from actors.options import (
 )
 from actors.vllm_engine import VllmEngine
 from actors.vllm_setup import sampling_extras
-from core.config import Config, RolloutConfig
+from core.config import Config, ResolvedRollout, RolloutConfig
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
 from core.records import Sampling
@@ -217,7 +217,7 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(engines: d
     assert len({tuple(one.tokens) for one in batch}) > 4  # drawn, not forced
 
 
-def second(actor: Any, path: str, config: RolloutConfig) -> VllmEngine:
+def second(actor: Any, path: str, config: ResolvedRollout) -> VllmEngine:
     """Another engine in the process of an actor, which keeps it: its end would take the process groups of the first
     along."""
     engine = VllmEngine(path, config, dtype="float32", device="cpu", seed=0)

@@ -22,6 +22,7 @@ from tasks.worlds.problems import with_worlds
 from tests.actors import models
 from tests.actors.test_engine import TOLERANCE, Get, update
 from tests.actors.test_episodes import Run
+from tests.resolved import without_auto
 from trainer.starts import fresh_starts
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=40)
@@ -68,8 +69,10 @@ def test_an_agent_with_the_openai_client_is_a_rollout(
     """Of two rows and two samples four agents run at once, each with a call of a tool. Ids and log-probabilities are
     the engine's, and a state after the call is rebuilt by an agent that repeats it."""
     tokenizer = chat_tokenizer(tmp_path)
-    config = rollout_settings(override(Config(), ["--rollout.serve", "tests.agents:adder"]))
-    config = config.model_copy(update={"environment_workers": 1, "max_running": 64})
+    recipe = without_auto(
+        override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment_workers=1"])
+    )
+    config = rollout_settings(recipe.rollout, recipe.task)
     items = [Item(question, total) for question, (*_, total) in SUMS.items()]
     items = with_worlds(Items(items, items[:1], LeftOut()), "sums", config, tokenizer, canonical=False).train
     given = Items(items, items[:1], LeftOut())

@@ -20,7 +20,6 @@ from bench.real.training import METRICS
 from bench.runs import commit
 from core.config import ReplayConfig
 from core.errors import ConfigError
-from core.plan import batch_plan
 from core.records import CutTrajectory, Provenance
 from core.run_directory import RunDirectory
 from replay.store import ReplayStore
@@ -109,7 +108,6 @@ def test_mbpp_leaves_out_the_usual_test_problems() -> None:
 def test_every_run_has_a_valid_configuration(part: str, arm: str) -> None:
     config = configuration(Run(part, arm, 1), WORK, "", {})
     check_needs(config)
-    batch_plan(config)
 
 
 def test_recipes_of_parts_replay_and_imitate() -> None:

@@ -20,7 +20,7 @@ from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import FIELDS, load_config, override, parse_config
 from core.machine import Machine
-from core.plan import batch_plan, check_machine, placement
+from core.plan import check_machine, check_starter, placement
 from core.run_directory import RunDirectory
 from tests.processes import LONG
 
@@ -201,7 +201,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 def test_fields_that_cannot_go_together(fields: dict[str, Any], told: str) -> None:
     def _check() -> None:
         config = parse_config(fields, "test")
-        batch_plan(config)
+        check_starter(config)
         placement(config, "cpu")
         check_machine(config, Machine(cores=4, memory=8.0), "cpu")
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 import torch
 
-from core.config import AlgorithmConfig, LearnerConfig
+from core.config import AlgorithmConfig, LearnerConfig, ResolvedLearner
 from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
@@ -87,7 +87,7 @@ def group(
     """A learner. One rank without a sender is in this process, because another one takes 10 s to import its
     libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
-    config = LearnerConfig(**options)
+    config = ResolvedLearner(**options)
     with environment_of_a_rank():
         recipe = LearnerRecipe(
             path,

@@ -104,9 +104,10 @@ def test_masked_importance_drops_tokens_outside_the_band() -> None:
 
 def test_the_kl_coefficient_follows_its_target() -> None:
     # twice the target: error clipped at 0.2, 0.1 (1 + 0.2 * 50 / 100) = 0.11; at 0.9 of it: 0.1 (1 - 0.1 * 0.5) = 0.095
-    assert adapted_coefficient(0.1, 0.02, 0.01, 100, 50) == pytest.approx(0.11)
-    assert adapted_coefficient(0.1, 0.009, 0.01, 100, 50) == pytest.approx(0.095)
-    assert adapted_coefficient(0.1, 0.01, 0.01, 100, 50) == pytest.approx(0.1)
+    assert adapted_coefficient(0.1, 0.02, 0.01, 5_000) == pytest.approx(0.11)
+    assert adapted_coefficient(0.1, 0.009, 0.01, 5_000) == pytest.approx(0.095)
+    assert adapted_coefficient(0.1, 0.01, 0.01, 5_000) == pytest.approx(0.1)
+    assert adapted_coefficient(0.1, 0.02, 0.01, 50_000) == pytest.approx(0.12)  # at most 20 %
 
 
 def test_the_kl_coefficient_fades_to_a_tenth() -> None:

@@ -10,14 +10,12 @@ import pytest
 import yaml
 
 from commands.preflight import check_data
-from core.config import TaskConfig, evaluation_sets
+from core.config import RolloutConfig, TaskConfig, evaluation_sets
 from core.errors import ConfigError, DataError
 from core.load import dump_config, parse_config
-from core.plan import batch_plan
 from core.records import Start
 from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, rollout_settings, task_items
-from tasks.limits import TokenLimits
 from tasks.problems import prompt_digest
 from tasks.task import Task, build_task
 from tests.tasks.test_mixture import CHARACTERS, answer
@@ -52,7 +50,7 @@ def test_a_set_takes_what_it_leaves_out_from_the_task_section(tmp_path: Path) ->
     exam, aime, rule = evaluation_sets(config.task)
     assert [one.label for one in (exam, aime, rule)] == ["exam", "aime", "rule"]
     assert (exam.config.name, exam.config.columns, exam.config.eval_split) == ("math", config.task.columns, "test")
-    assert (exam.config.problems, rule.config.eval_problems) == (0, 3)  # all rows, not the two of the training
+    assert (exam.config.problems, rule.config.eval_problems) == (None, 3)  # all rows, not the two of the training
     assert (aime.config.name, aime.config.columns.answer, aime.weight) == ("math", "answer", 0.0)
     assert parse_config(yaml.safe_load(dump_config(config)), "dump") == config
 
@@ -78,7 +76,7 @@ def test_what_a_set_evaluates_is_trained_on_nowhere(tmp_path: Path) -> None:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[Task]:
-    limits = TokenLimits(60, 0)
+    limits = (60, None)
     built = build_task(task_with_sets(tmp_path), character_tokenizer(CHARACTERS), limits=limits, context=8192, seed=0)
     yield built
     built.close()
@@ -86,9 +84,9 @@ def task(tmp_path: Path) -> Iterator[Task]:
 
 def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task) -> None:
     assert {label: (len(one.problems), one.samples) for label, one in task.sets.items()} == {
-        "exam": (2, 0),
+        "exam": (2, None),
         "aime": (3, 4),
-        "rule": (3, 0),
+        "rule": (3, None),
     }
     assert task.weights == {}  # no mixture
     assert task.limits.response == 32  # by MATH's solutions: sets do not change it
@@ -112,8 +110,9 @@ def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
 def test_a_set_that_needs_an_environment_which_the_run_lacks_is_refused() -> None:
     calls = {"label": "calls", "name": "calculator"}
     with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs an environment that the run lacks"):
-        rollout_settings(parse_config({"task": {"eval_sets": [calls]}}, "test"))
-    rollout_settings(parse_config({"task": {"name": "calculator", "eval_sets": [calls]}}, "test"))
+        rollout_settings(RolloutConfig(), parse_config({"task": {"eval_sets": [calls]}}, "test").task)
+    task = parse_config({"task": {"name": "calculator", "eval_sets": [calls]}}, "test").task
+    rollout_settings(RolloutConfig(), task)
 
 
 def test_a_set_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_a_set_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Pat
         ([{"label": "x", "path": "math.jsonl"}], "every training prompt is also evaluated; give task.eval_sets other"),
         ([{"label": "x", "path": "aime.jsonl"}], "aime.jsonl: row 1 has no column 'solution' (task.columns.answer)"),
         ([{"label": "x", "name": "gsm8"}], "task.eval_sets.0.name = 'gsm8': name one of"),
-        ([{"label": "x", "eval_path": "y"}], "unknown key 'task.eval_sets.0.eval_path'; the nearest valid name is"),
+        ([{"label": "x", "eval_path": "y"}], "task.eval_sets cannot have the field 'eval_path'"),
         ([{"label": "x", "smaples": 2}], "the nearest valid name is 'task.eval_sets.0.samples'"),
         ([{"label": "x", "samples": 0}], "task.eval_sets.0.samples = 0: give a number above 0, or auto"),
     ],
@@ -142,7 +141,6 @@ def test_mistakes_are_one_line(tmp_path: Path, sets: list[dict[str, Any]], told:
 
     def read() -> None:
         config = parse_config({"task": task | {"eval_sets": here}}, "test")
-        batch_plan(config)
         task_items(config.task, 0)
 
     with pytest.raises((ConfigError, DataError)) as caught:

@@ -12,7 +12,7 @@ import pytest
 from core.config import Config, TaskConfig, task_sources
 from core.errors import ConfigError, DataError
 from core.load import dump_config, override, parse_config
-from core.plan import batch_plan, placement
+from core.plan import placement
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, task_items
@@ -65,7 +65,7 @@ def test_a_data_set_takes_what_it_leaves_out_from_the_task_section() -> None:
 def test_mistakes_in_a_mixture_are_one_line() -> None:
     def message(**task: Any) -> str:
         with pytest.raises(ConfigError) as caught:
-            batch_plan(parse_config({"task": task}, "test"))
+            parse_config({"task": task}, "test")
         assert "\n" not in str(caught.value)
         return str(caught.value)
 

@@ -18,6 +18,7 @@ from core.errors import ConfigError, WeightError
 from core.interruption import Interruption
 from core.load import load_config, override
 from core.run_directory import RunDirectory
+from tests.resolved import without_auto
 from trainer import build, checkpoint
 from trainer.asynchronous import next_batch
 from trainer.checkpoint import RunProgress
@@ -110,7 +111,7 @@ def recipe(starters: Path) -> Config:
 
 
 def run_iterations(parts: Components, numbers: range) -> list[IterationResult]:
-    settings = build.iteration_settings(recipe(Path("/")))
+    settings = build.iteration_settings(without_auto(recipe(Path("/"))))
     return [iterate(parts, settings, number, PhaseClock(), Interruption()) for number in numbers]
 
 

@@ -11,6 +11,7 @@ from core.config import Config, ReplayConfig
 from core.load import override
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from replay.store import ReplayStore
+from tests.resolved import without_auto
 from trainer import build
 from trainer.batches import Batches, by_information, choose_starts, resampled
 from trainer.metrics import PhaseClock
@@ -57,7 +58,7 @@ class Parts:
 
 def settings_of(*fields: str) -> IterationSettings:
     options = ["--rollout.starts", "4", "--rollout.samples", "2", "--learner.minibatches", "1", *fields]
-    return build.iteration_settings(override(Config(), options))
+    return build.iteration_settings(without_auto(override(Config(), options)))
 
 
 def first_batch(parts: Parts, settings: IterationSettings) -> list[Judged]:

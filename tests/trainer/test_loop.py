@@ -14,6 +14,7 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
 from core.load import override
 from core.records import FloatArray, Problem, Provenance, ReplayedState, Verdict
+from tests.resolved import without_auto
 from trainer import build
 from trainer.batches import check_verdicts
 from trainer.loop import broadcast, iterate
@@ -74,7 +75,7 @@ class Run:
 
 def renewing(count: int, *fields: str) -> IterationSettings:
     replayed = ["--replay.ratio", "0.5", "--replay.refresh", str(count)]
-    return build.iteration_settings(override(Config(), [*replayed, *fields]))
+    return build.iteration_settings(without_auto(override(Config(), [*replayed, *fields])))
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
@@ -167,6 +168,6 @@ def test_an_iteration_without_any_verdict_is_refused_before_the_update(
 )
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
     config = override(Config(), ["--replay.ratio", "0.5", "--replay.ranking", ranking, "--replay.refresh", "64"])
-    assert build.iteration_settings(config).refresh_states == renewed
+    assert build.iteration_settings(without_auto(config)).refresh_states == renewed
     without_replay = override(config, ["--replay.ratio", "0"])
-    assert build.iteration_settings(without_replay).refresh_states == 0
+    assert build.iteration_settings(without_auto(without_replay)).refresh_states == 0

@@ -13,6 +13,7 @@ from core.config import Config
 from core.load import override
 from core.records import Finish, Judged, Problem, Scored, Trajectory, Verdict
 from replay.store import ReplayStore
+from tests.resolved import without_auto
 from trainer import build
 from trainer.memory import Memory
 from trainer.metrics import PhaseClock
@@ -61,7 +62,9 @@ def test_states_are_stored_if_some_are_replayed_and_own_successes_in_any_case(
     fields = ["--replay.ratio", ratio, "--replay.imitated", "4", "--algorithm.positive_coefficient", "1"]
     config = override(Config(), fields)
     with closing(ReplayStore(config.replay, vocabulary=10, directory=tmp_path, fingerprint="", local=True)) as store:
-        memory = Memory(cast(Components, Parts(store)), build.iteration_settings(config), PhaseClock(lambda _: None))
+        memory = Memory(
+            cast(Components, Parts(store)), build.iteration_settings(without_auto(config)), PhaseClock(lambda _: None)
+        )
         memory.remember(Batch(judged, []), [scored(item) for item in judged], 1)
         assert store.stats().states == states
         assert [success.response_ids.tolist() for success in store.successes(seed=0, version=1)] == [[3, 4, 5, 6]]

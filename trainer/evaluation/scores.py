@@ -75,7 +75,7 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
     result = evaluate_problems(actors, task, task.evaluation, plan)
     sets = {}
     for label, one in task.sets.items():
-        own = replace(plan, samples=one.samples or plan.samples, seed=derive(plan.seed, label))
+        own = replace(plan, samples=plan.samples if one.samples is None else one.samples, seed=derive(plan.seed, label))
         sets[label] = evaluate_problems(actors, task, one.problems, own)
     return replace(result, sets=sets)
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
-from core.config import ClusterConfig, Config, Device
+from pydantic import ValidationError
+
+from core.config import ClusterConfig, Config, Device, ResolvedConfig
 from core.errors import ConfigError
-from core.load import setting
+from core.load import explain, setting
 from core.machine import Machine, this_machine
-from core.plan import choose_device, sequence_tokens
+from core.plan import choose_device
 from tasks.limits import TokenLimits
 from trainer.model.files import ModelInfo
 
@@ -38,24 +40,28 @@ def expected_device(cluster: ClusterConfig) -> Device:
 
 def resolved(
     config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
-) -> tuple[Config, list[str]]:
-    """The configuration without `auto`, and a line with the reason of each. `limits`, `solutions`: of the task."""
+) -> tuple[ResolvedConfig, list[str]]:
+    """The configuration without `auto`, and a line with the reason of each. `limits`, `solutions`: of the task. Raises
+    ConfigError when the numbers contradict each other."""
     lines: list[str] = []
-    rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
-    if not config.rollout.max_prompt_tokens:
+    rollout = config.rollout
+    if rollout.max_prompt_tokens is None:
         lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt that is kept")
-    if not config.rollout.max_response_tokens:
+    if rollout.max_response_tokens is None:
         why = f"a quarter more than 99 % of {solutions} canonical solutions need" if solutions else NO_SOLUTIONS
         lines.append(f"rollout.max_response_tokens: {limits.response}, {why}")
-    config = _with(config, "rollout", rollout)
-    config, more = resolved_learner(config, info, sequence_tokens(config), machine, device)
+    config, more = resolved_learner(config, info, sum(limits), machine, device)
     lines += more
-    if not config.rollout.max_running:
-        running = _running(config, info, device)
-        config = _with(config, "rollout", {"max_running": running})
+    running = rollout.max_running
+    if running is None:
+        running = _running(config, info, limits, device)
         why = "what the KV cache holds" if running < MOST_RUNNING else "vLLM's default"
         lines.append(f"rollout.max_running: {running}, {why}")
-    return config, lines
+    numbers = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response, "max_running": running}
+    try:
+        return ResolvedConfig.model_validate(_with(config, "rollout", numbers).model_dump()), lines
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
 
 
 def resolved_learner(
@@ -70,18 +76,18 @@ def resolved_learner(
         why = "this CPU has no instructions for bfloat16" if dtype != info.dtype else "the checkpoint's"
         lines.append(f"model.dtype: {dtype}, {why}")
     learner = config.learner
-    if not learner.policy_lr:
+    if learner.policy_lr is None:
         scratch = config.model.path == "starter"
         rate = SCRATCH_LR if scratch else policy_rate(info.parameters, bool(learner.lora_rank))
         config = _with(config, "learner", {"policy_lr": rate})
         kind = "LoRA on" if learner.lora_rank else "all weights of"
         lines.append(f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters")
-    if not learner.value_lr:
+    if learner.value_lr is None:
         rate = HEAD_LR if learner.value_model == "shared" else OWN_CRITIC_LR * (LORA_FACTOR if learner.lora_rank else 1)
         config = _with(config, "learner", {"value_lr": rate})
         if learner.value_model != "none":
             lines.append(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic")
-    if not learner.micro_batch_tokens:
+    if learner.micro_batch_tokens is None:
         tokens = pass_tokens(config, info, longest, machine, device)
         config = _with(config, "learner", {"micro_batch_tokens": tokens})
         gib = activation_gib(config, info, tokens)
@@ -112,19 +118,18 @@ def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine,
     return max(longest, min(MOST_PASS_TOKENS, fits))
 
 
-def _running(config: Config, info: ModelInfo, device: str) -> int:
+def _running(config: Config, info: ModelInfo, limits: TokenLimits, device: str) -> int:
     """Sequences that one engine decodes at once, of half their budget. Raises ConfigError if the cache holds none."""
     if device == "cuda":
         return MOST_RUNNING
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]
     fits = config.rollout.kv_cache_gib * 2**30 / of_token
-    if fits < sequence_tokens(config):
+    if fits < sum(limits):
         raise ConfigError(
             f"rollout.kv_cache_gib = {config.rollout.kv_cache_gib:g} holds {fits:,.0f} tokens of this model, fewer "
-            f"than the {sequence_tokens(config):,} of a whole sequence; raise it"
+            f"than the {sum(limits):,} of a whole sequence; raise it"
         )
-    usual = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens / 2
-    return max(1, min(MOST_RUNNING, int(fits / usual)))
+    return max(1, min(MOST_RUNNING, int(fits / (limits.prompt + limits.response / 2))))
 
 
 CHOSEN = (
@@ -139,7 +144,7 @@ CHOSEN = (
 """The fields that may be `auto`, for a model and data."""
 
 
-def recorded(recipe: Config, chosen: Config) -> Config:
+def recorded(recipe: Config, chosen: ResolvedConfig) -> Config:
     """The recipe with the values that were chosen, for the run's directory. What only one process needs is left out."""
     for name in CHOSEN:
         section, _, field = name.partition(".")

@@ -1,6 +1,6 @@
 """What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person."""
 
-from core.config import Config, LearnerConfig
+from core.config import Config, LearnerConfig, ResolvedConfig
 from core.machine import cpu_speed
 from core.plan import batch_plan
 from tasks.problems import LeftOut
@@ -14,8 +14,8 @@ PROCESS_GIB = 1.2  # memory of a process that has imported its engine: vLLM or D
 EFFICIENCY = 0.5  # share of a large matrix product's speed that passes of SmolLM2 reach on CPU (`bench.learner`)
 
 
-def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
-    """Lines for a budget that cuts solutions and for unusual learning rates. `config` without `auto`."""
+def warnings_of(config: ResolvedConfig, left_out: LeftOut) -> list[str]:
+    """Lines for a budget that cuts solutions and for unusual learning rates."""
     lines = []
     share = left_out.long_solutions / max(1, left_out.solutions)
     if share > MOST_LONG_SOLUTIONS:
@@ -35,18 +35,18 @@ def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
     return lines
 
 
-def iteration_estimate(config: Config, info: ModelInfo, device: str, critic: str) -> str:
+def iteration_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic: str) -> str:
     """Tokens of an iteration, memory by part, and on CPU the time, in one line. `critic`: separate, shared or none."""
-    plan = batch_plan(config)
+    tokens = batch_plan(config).trajectories * config.rollout.max_response_tokens
     memory = memory_estimate(config, info, device, critic)
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in memory.items())
-    text = f"an iteration: at most {plan.max_tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB"
+    text = f"an iteration: at most {tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB"
     if device == "cuda":
         share = f"in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
         return f"{text} in each learner rank's GPU ({parts}), and {share}"
     text += f" ({parts})"
     speed = EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads)
-    minutes = plan.max_tokens * operations(config, info, critic) / speed / 60
+    minutes = tokens * operations(config, info, critic) / speed / 60
     long = "under a minute" if minutes < 1.0 else f"about {minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
     text += f"; {long} if every response uses its whole budget"
     if minutes > LONG_MINUTES:
@@ -62,7 +62,7 @@ def operations(config: Config, info: ModelInfo, critic: str) -> float:
     return float(passes * info.parameters)
 
 
-def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -> dict[str, float]:
+def memory_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic: str) -> dict[str, float]:
     """GiB by part: on CPU of the whole machine, on GPUs of one learner rank's. `critic`: separate, shared or none."""
     own, weights = rank_memory(config, info, critic), info.parameters * SIZES[config.model.dtype] / 2**30
     if device == "cuda":
@@ -75,7 +75,7 @@ def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -
     }
 
 
-def rank_memory(config: Config, info: ModelInfo, critic: str) -> dict[str, float]:
+def rank_memory(config: ResolvedConfig, info: ModelInfo, critic: str) -> dict[str, float]:
     """GiB of one learner rank by part; "on the host" is what `learner.offload` keeps out of a GPU."""
     learner, size = config.learner, SIZES[config.model.dtype]
     trained = adapter_parameters(info, learner.lora_rank) if learner.lora_rank else info.parameters

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.config import Config, RewardModelConfig
 from core.errors import CheckpointError, ModelError, first_line
-from core.plan import check_context
+from core.plan import check_context, sequence_tokens
 from core.run_directory import RunDirectory
 from core.seeds import derive
 from tasks.starter import NO_FOLDER
@@ -68,7 +68,6 @@ def model_of(target: Path) -> str:
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     """Check a model and load the task, which the caller closes. Raises ModelError, DataError, ConfigError."""
     from tasks.kinds import rollout_settings
-    from tasks.limits import TokenLimits
     from tasks.task import build_task
 
     info = inspect_model(model)
@@ -80,11 +79,11 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     task = build_task(
         config.task,
         tokenizer,
-        limits=TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
+        limits=(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
         context=min(info.context, judging),
         seed=derive(config.run.seed, "task"),
         reward_model=located(config.reward_model),
-        rollout=rollout_settings(config),
+        rollout=rollout_settings(config.rollout, config.task),
         canonical=config.replay.canonical,
     )
     return task, info
@@ -104,8 +103,7 @@ def check_judging_model(config: Config) -> int | None:
 
     if not judged_by_model(config.task) or config.reward_model.judge.url:
         return None
-    tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    return check_reward_context(located(config.reward_model).path, tokens)
+    return check_reward_context(located(config.reward_model).path, sequence_tokens(config.rollout))
 
 
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:

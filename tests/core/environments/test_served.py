@@ -128,7 +128,7 @@ def test_two_requests_at_once_end_the_episode() -> None:
 @contextmanager
 def workers(agent: str, **fields: Any) -> Iterator[Workers]:
     config = override(Config(), ["--rollout.serve", f"tests.agents:{agent}", "--rollout.environment_workers", "1"])
-    with closing(Workers(rollout_settings(config).model_copy(update=fields))) as found:
+    with closing(Workers(rollout_settings(config.rollout, config.task).model_copy(update=fields))) as found:
         yield found
 
 
@@ -187,4 +187,4 @@ def test_what_is_wrong_with_an_agent_is_named_before_a_run() -> None:
             check_methods(override(Config(), ["--rollout.serve", path]))
     both = override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment", "calculator"])
     with pytest.raises(ConfigError, match=r"rollout\.serve and rollout\.environment are both set"):
-        rollout_settings(both)
+        rollout_settings(both.rollout, both.task)

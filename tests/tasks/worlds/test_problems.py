@@ -76,8 +76,8 @@ def test_a_task_that_its_environment_judges() -> None:
 
     recipe = parse_config({"task": {"name": "environment", "path": "rows.jsonl"}}, "test")
     with pytest.raises(ConfigError, match=r"task\.name 'environment' is judged by its environment; give rollout"):
-        rollout_settings(recipe)
-    assert rollout_settings(parse_config({"task": {"name": "calculator"}}, "test")).environment == "calculator"
+        rollout_settings(recipe.rollout, recipe.task)
+    assert rollout_settings(RolloutConfig(), TaskConfig(name="calculator")).environment == "calculator"
     assert not judged_by_model(recipe.task)
     judge = start_judges(recipe.task)
     assert isinstance(judge, EpisodeJudge)

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from core.config import Config, TaskConfig
+from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import Answer
 from core.environments.workers import Workers
 from core.errors import ConfigError
-from core.load import override
 from core.records import World
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
@@ -64,7 +63,7 @@ def tools(world: World, rng: random.Random) -> Iterator[str]:
 
 def played(found: list[World], says: Says, seed: int) -> list[tuple[Answer, list[str]]]:
     """The last answer of each episode, and what the policy said in it."""
-    settings = rollout_settings(override(Config(), ["--task.name", "verifiers"]))
+    settings = rollout_settings(RolloutConfig(), TaskConfig(name="verifiers"))
     drawn = [says(world, random.Random(seed + at)) for at, world in enumerate(found)]
     said: list[list[str]] = [[] for _ in found]
     last: dict[int, Answer] = {}
@@ -159,7 +158,7 @@ def test_problems_are_the_rows_of_the_data_sets() -> None:
 def test_prompts_are_what_the_environment_asks() -> None:
     """Every problem's rollout begins and ends once, and is cleaned up."""
     items = task_items(config("single"), 0)
-    settings = rollout_settings(override(Config(), ["--task.name", "verifiers"]))
+    settings = rollout_settings(RolloutConfig(), TaskConfig(name="verifiers"))
     found = with_worlds(items, "verifiers", settings, character_tokenizer("a"), canonical=False)
     assert [item.messages[0] for item in found.train] == [Message("system", "Add.")] * 60
     assert [item.messages[1].content for item in found.evaluation] == ["60+4?", "61+5?", "62+6?", "63+0?"]

@@ -14,7 +14,7 @@ import pytest
 
 from commands import evaluate as evaluation
 from commands.evaluate import check_rival, check_unseen, compare
-from core.config import Config, EvaluationSetConfig, TaskConfig
+from core.config import Config, PartConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
@@ -342,7 +342,7 @@ def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) ->
     for harmless in ({"eval_problems": 8}, {"eval_path": "more.jsonl"}, {"path": "elsewhere.jsonl"}):
         check_unseen(asked.model_copy(update=harmless), held)
     check_unseen(TaskConfig(eval_problems=4000), held)
-    exam = EvaluationSetConfig(label="exam", path="rows.jsonl", split="train")
+    exam = PartConfig(label="exam", path="rows.jsonl", split="train")
     with pytest.raises(ConfigError, match=r"task\.eval_sets: .*held was trained on the rows of exam; name other data"):
         evaluation.evaluate_models(Config(task=TaskConfig(name="gsm8k", path="x", eval_sets=(exam,))), held)
     check_unseen(asked, str(tmp_path))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from core.config import Config
+from core.config import Config, ResolvedConfig
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
 from core.machine import Machine
@@ -33,13 +33,14 @@ LIMITS = TokenLimits(200, 300)
 OLD, NEW = Machine(2, 24.0, bfloat16=False), Machine(2, 24.0)
 
 
-def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> Config:
+def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> ResolvedConfig:
     return resolved(override(Config(), ["--model.path=owner/name", *options]), SMOL, LIMITS, 9, machine, device)[0]
 
 
 def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
     config, lines = resolved(Config(), SMOL, LIMITS, 9, NEW, "cpu")
-    assert parse_config(yaml.safe_load(dump_config(config)), "run") == config
+    again = parse_config(yaml.safe_load(dump_config(config)), "run")
+    assert again.model_dump() == config.model_dump()
     assert [line.partition(":")[0] for line in lines] == [
         "rollout.max_prompt_tokens",
         "rollout.max_response_tokens",
@@ -49,7 +50,7 @@ def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
         "learner.micro_batch_tokens",
         "rollout.max_running",
     ]
-    assert resolved(config, SMOL, LIMITS, 9, OLD, "cuda") == (config, [])  # what is chosen stays
+    assert resolved(again, SMOL, LIMITS, 9, OLD, "cuda") == (config, [])  # what is chosen stays
 
 
 def test_the_type_is_the_checkpoints_but_where_the_cpu_lacks_it() -> None:
@@ -76,14 +77,14 @@ def test_sizes_follow_from_memory() -> None:
 
 
 def test_limits_follow_from_the_data() -> None:
-    assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 8192) == (20, 1024)
-    assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 512) == (20, 491)  # what the context leaves
-    assert chosen_limits(TokenLimits(0, 0), [10, 300], [], 512) == (10, 501)  # a prompt over half of it is left out
+    assert chosen_limits((None, None), [10, 20], [], 8192) == (20, 1024)
+    assert chosen_limits((None, None), [10, 20], [], 512) == (20, 491)  # what the context leaves
+    assert chosen_limits((None, None), [10, 300], [], 512) == (10, 501)  # a prompt over half of it is left out
     assert chosen_limits(TokenLimits(7, 9), [10, 20], [[50]], 512) == (7, 9)
-    assert chosen_limits(TokenLimits(0, 400), [90, 120], [[50]], 512) == (90, 400)  # 120 + 400 are too many
+    assert chosen_limits((None, 400), [90, 120], [[50]], 512) == (90, 400)  # 120 + 400 are too many
     of_two = [[200] * 7000, [900] * 60]  # the largest need of the data sets; 900 x 1.25 = 1125, in steps of 32
-    assert chosen_limits(TokenLimits(0, 0), [10], of_two, 8192) == (10, 1152)
-    assert chosen_limits(TokenLimits(0, 0), [10], [[200], []], 8192) == (10, 1024)
+    assert chosen_limits((None, None), [10], of_two, 8192) == (10, 1152)
+    assert chosen_limits((None, None), [10], [[200], []], 8192) == (10, 1024)
 
 
 def test_what_looks_wrong_is_said() -> None:
