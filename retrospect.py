@@ -9,8 +9,9 @@
 Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Outside the main thread Ctrl-C and
 SIGTERM are not handled: end the run by the callback there.
 
-In an installed copy this file is the package, and the folders lie in it. It puts the package's folder on `sys.path`, so
-`import core` is ours in this process, wherever it stands.
+In an installed copy this file is the package, and the folders lie in it. It puts the package's folder first on
+`sys.path`, so `core` is ours in this process. In your own files `import core` is your own `core`, if you have one:
+import `retrospect` before it.
 """
 
 import sys
@@ -18,10 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if (folder := str(Path(__file__).resolve().parent)) not in sys.path:
-    sys.path.insert(0, folder)
+if (core := sys.modules.get("core")) and not hasattr(core, "PROGRAM"):
+    raise ImportError(f"{core} has the name of one of ours: import retrospect before it")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from core.config import Config
+from core.imports import separate_projects
 from core.load import load_config, override
 from core.startup import set_environment
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "evaluate", "load_config", "override", "resume", "train"]
 
+separate_projects()
 set_environment()
 
 

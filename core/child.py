@@ -101,7 +101,8 @@ class PythonProcess(ChildProcess):
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
         }
-        super().__init__([sys.executable, "-m", module, *arguments], env={**os.environ, **environment})
+        command = [sys.executable, "-P", "-m", module, *arguments]  # -P: a user's tasks.py is not ours
+        super().__init__(command, env={**os.environ, **environment})
 
     def ready(self, name: str, seconds: float) -> Any:
         """Wait for its first line, `ready` and JSON. Raises ConfigError, which calls it by this name."""

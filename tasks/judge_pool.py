@@ -7,8 +7,6 @@ that cannot be imported is an error: a ConfigError at the start, an ActorError w
 """
 
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +27,6 @@ class LocalJudge:
 
     def __init__(self, verifier: str, failed_reward: float = 0.0, settings: str | None = None) -> None:
         """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
-        if os.getcwd() not in sys.path:  # the user's own reward is in the current folder
-            sys.path.append(os.getcwd())
         self._reward = load_verifier(verifier, settings)
         self._failed_reward = failed_reward
         self.asks = self._reward.asks

@@ -11,7 +11,6 @@ interpreter is left to the driver. A verdict may take SECONDS of processor time;
 sleeps ends after PATIENCE seconds.
 """
 
-import importlib
 import json
 import math
 import os
@@ -24,13 +23,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from core import imports
 from core.errors import ConfigError
-from core.imports import member
+from core.imports import member, module_with
 from core.records import Verdict
 from tasks.rewards.cases import load_case
 from tasks.rewards.shapes import NOT_APPLIED, Reward, read_shape
 
-_OURS = (__file__, str(Path(__file__).with_name("rewards")))
+_OURS = (__file__, str(Path(__file__).with_name("rewards")), imports.__file__)
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
 MOST_REWARD = 1e6  # largest reward: above it float32 cannot tell advantages apart, and its square soon overflows
 MOST_DETAIL = 300  # most characters of a verdict's reason
@@ -42,7 +42,7 @@ def load_verifier(path: str, settings: str | None = None) -> Reward:
     `prepare_judge()` of the module, if any, loads things before the time limit of the first verdict."""
     module, _, name = path.partition(":")
     try:
-        home = importlib.import_module(module)
+        home = module_with(module, name)
         found = member(home, name)
         if hasattr(home, "prepare_judge"):
             home.prepare_judge()

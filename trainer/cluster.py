@@ -26,6 +26,7 @@ from ray.util.placement_group import PlacementGroup  # noqa: E402
 from core import ROOT  # noqa: E402
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
+from core.imports import separate_projects  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
 from core.startup import check_reachable  # noqa: E402
 
@@ -65,13 +66,15 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
     workers["PYTHONPATH"] = f"{ROOT}:${{PYTHONPATH}}"  # finds an installed copy; Ray fills in the node's own
+    # Ray puts the working directory before ours on the path of its workers.
+    hook = {"worker_process_setup_hook": "core.imports.separate_projects"} if separate_projects() else {}
     address = find() if cluster.address == "auto" else cluster.address
     init = partial(
         ray.init,
         address=address,
         namespace=namespace,
         job_config=JobConfig(metadata={"job_name": namespace}),
-        runtime_env={"env_vars": workers},
+        runtime_env={"env_vars": workers, **hook},
         dashboard_host="127.0.0.1",
         log_to_driver=False,
         logging_level="WARNING",

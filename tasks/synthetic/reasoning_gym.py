@@ -129,7 +129,7 @@ def _generated(name: str, parameters: str, seed: int, count: int) -> list[dict[s
     """Entries, from a process with a fixed hash seed: some data sets visit sets of texts in the order of their hashes.
     Raises DataError."""
     places = os.pathsep.join(dict.fromkeys([str(ROOT), *(path for path in sys.path if path)]))
-    command = [sys.executable, "-m", __name__, name, parameters, str(seed), str(count)]
+    command = [sys.executable, "-P", "-m", __name__, name, parameters, str(seed), str(count)]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": places}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     if done.returncode:

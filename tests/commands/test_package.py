@@ -88,23 +88,42 @@ def test_other_programs_do_not_see_the_folders(installed: Path, tmp_path: Path) 
     assert ours.stdout == f"{installed / 'retrospect'} retrospect\n", ours.stderr
 
 
-def test_workers_of_ray_find_the_installed_copy(installed: Path, tmp_path: Path) -> None:
+def test_workers_of_ray_find_the_installed_copy_and_a_user_s_modules_of_the_same_names(
+    installed: Path, tmp_path: Path
+) -> None:
+    """Ray puts the working directory and that of the script before ours on the path of its workers."""
     code = """
 import retrospect
 from core.config import Config
+from tasks.mine import Mine
 from trainer import cluster
 
-def place():
+def answer(of_the_driver):
     import core
-    return core.__file__
+    import core.records
+    from core.imports import imported
+
+    return core.records.__file__, imported("field", "tasks.mine:Mine")().number, of_the_driver.number
 
 with cluster.connect(Config(), "r", lambda config, device: ()):
-    print(cluster.ray.get(cluster.ray.remote(place).remote()))
+    print(*cluster.ray.get(cluster.ray.remote(answer).remote(Mine())))
 """
     (tmp_path / "script.py").write_text(code)
-    (tmp_path / "elsewhere").mkdir()
-    done = run(installed, tmp_path / "elsewhere", sys.executable, "../script.py")
-    assert done.stdout.strip().endswith(str(installed / "retrospect" / "core" / "__init__.py")), done.stderr
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine.py").write_text("from core import NUMBER\nclass Mine:\n    number = NUMBER")
+    (tmp_path / "core.py").write_text("NUMBER = 3")
+    done = run(installed, tmp_path, sys.executable, "script.py")
+    assert done.stdout == f"{installed / 'retrospect' / 'core' / 'records.py'} 3 3\n", done.stderr
+
+
+def test_the_command_line_judges_by_a_user_s_module(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine.py").write_text("def reward(reference, response): return 1.0")
+    command = [str(installed / "bin" / "retrospect"), "check", "--config", "configs/rule.yaml"]
+    assert run(installed, tmp_path, *command, "--task.reward=tasks.mine:reward").returncode == 0
+    wrong = run(installed, tmp_path, *command, "--task.reward=tasks.absent:reward")
+    assert wrong.returncode == 2
+    assert "tasks.absent" in wrong.stderr.splitlines()[-1]
 
 
 def metadata(installed: Path) -> Distribution:
