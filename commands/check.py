@@ -31,7 +31,7 @@ from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import chosen
-from trainer.model.automatic import expected_device
+from trainer.model.automatic import Note, expected_device
 from trainer.model.files import check_judging_model, load_task, located
 from trainer.model.gguf import model_folder
 
@@ -93,11 +93,11 @@ def check_model_and_data(config: Config) -> str:
         check_context(config, CONTEXT)
         check_judging_model(config)
         model, task = "starter, built at the first training run", None
-        told: list[str] = []
+        notes: list[Note] = []
     else:
         task, info = load_task(config, model_folder(config.model.path, "model.path"))
         task.close()
-        config, told = chosen(config, task, info)
+        config, notes = chosen(config, task, info)
         model = (
             f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "
             f"{info.parameters / 1e6:,.1f} M parameters"
@@ -105,7 +105,7 @@ def check_model_and_data(config: Config) -> str:
     items = task_items(config.task, derive(config.run.seed, "task"))
     left_out = task.left_out if task else items.left_out
     counts = f"{len(items.train)} training problems, {len(items.evaluation)} evaluation problems"
-    lines = [f"model: {model}", *(told or [f"data: {counts} (before the length filter)"])]
+    lines = [f"model: {model}", *([note.text for note in notes] or [f"data: {counts} (before the length filter)"])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
     for label, _, source in every_source(config.task):
         own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]

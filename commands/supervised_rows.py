@@ -42,8 +42,8 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"{section}.max_tokens = {tokens}, but the model's context is {info.context} tokens; lower it"
         )
     machine = this_machine()
-    config, lines = resolved_learner(config, info, dialogues * tokens, machine, expected_device(config.cluster))
-    print(*(line for line in lines if "_lr" not in line), sep="\n")  # this command has a rate of its own
+    config, notes = resolved_learner(config, info, dialogues * tokens, machine, expected_device(config.cluster))
+    print(*(note.text for note in notes if note.audience != "reinforcement"), sep="\n")
     return model, config
 
 

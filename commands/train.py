@@ -33,18 +33,17 @@ from trainer.mirror import download, upload
 from trainer.model.automatic import recorded
 from trainer.session import Outputs, Schedule, Session, run_session
 
-LASTING = (
-    "model.",
-    "task.",
-    "starter.",
+LASTING_SECTIONS = {"model", "task", "starter"}
+LASTING_FIELDS = {
     "run.seed",
     "learner.zero_stage",
     "learner.value_model",
     "learner.value_path",
-    "learner.lora_",
+    "learner.lora_rank",
+    "learner.lora_alpha",
     "replay.ranking",
     "replay.decay",
-)
+}
 """Fields that a resumed run cannot change: its weights, random draws and files depend on them."""
 Callback = Callable[[IterationMetrics], object]
 """Is told the metrics of every iteration. The run ends in order, as after Ctrl-C, when it returns something true."""
@@ -137,7 +136,7 @@ def check_changes(before: Config, after: Config) -> None:
     different = []
     for name in FIELDS:
         old, new = setting(before, name), setting(after, name)
-        if old != new and name.startswith(LASTING):
+        if old != new and (name in LASTING_FIELDS or name.partition(".")[0] in LASTING_SECTIONS):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
     old, new = build.critic(before), build.critic(after)
     if old != new and before.learner.value_model == after.learner.value_model:

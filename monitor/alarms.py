@@ -1,6 +1,7 @@
 """Lines that warn a person about a run that has stopped learning, from the iterations so far, once per spell."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from trainer.metrics import IterationMetrics
 
@@ -17,9 +18,22 @@ GROWN, LEAST_GAP = 4.0, 1e-3  # growth of the gap between engines and learner th
 GONE = 0.02  # entropy in nats per token, and share of its first value, below which a policy explores nothing
 
 
-def alarms(shown: Sequence[IterationMetrics]) -> list[str]:
-    """The warnings that are true of the newest iteration and were not of the one before."""
-    return [text for text, holds in WARNINGS.items() if holds(shown) and not holds(shown[:-1])]
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A condition on the iterations so far, and what a person is told about it."""
+
+    holds: Callable[[Sequence[IterationMetrics]], bool]
+    text: str
+
+    @property
+    def name(self) -> str:
+        """That of the condition."""
+        return self.holds.__name__
+
+
+def alarms(shown: Sequence[IterationMetrics]) -> list[Alarm]:
+    """Those that hold in the newest iteration and did not in the one before."""
+    return [alarm for alarm in ALARMS if alarm.holds(shown) and not alarm.holds(shown[:-1])]
 
 
 def no_reward(shown: Sequence[IterationMetrics]) -> bool:
@@ -78,46 +92,55 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
     return gone and not sum(recent) > (1.0 - NEAR) * len(recent)
 
 
-WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
-    (
-        f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: raise "
-        "it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong mask)"
-    ): many_cut,
-    (
-        f"warning: engines and learner differ on generated tokens by more than {GROWN:g} times what they did in the "
+ALARMS = (
+    Alarm(
+        many_cut,
+        f"more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: raise "
+        "it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong mask)",
+    ),
+    Alarm(
+        gap_grew,
+        f"engines and learner differ on generated tokens by more than {GROWN:g} times what they did in the "
         "first iteration: look at effective_samples and importance_truncated; if they fall, set "
-        "algorithm.importance mask, or start a new run with model.dtype float32"
-    ): gap_grew,
-    (
-        f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
+        "algorithm.importance mask, or start a new run with model.dtype float32",
+    ),
+    Alarm(
+        no_reward,
+        f"no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
         "lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first "
         "(launch.py sft), reward parts of an answer, or replay the ends of solutions (replay.ratio 0.5, "
-        "replay.canonical true)"
-    ): no_reward,
-    (
-        f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to "
-        "finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio"
-    ): replay_fails,
-    (
-        f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set "
-        "replay.ranking learnability or replay.schedule unsolved, or lower replay.ratio"
-    ): replay_mastered,
-    (
-        f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had "
+        "replay.canonical true)",
+    ),
+    Alarm(
+        replay_fails,
+        f"hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to "
+        "finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio",
+    ),
+    Alarm(
+        replay_mastered,
+        f"nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set "
+        "replay.ranking learnability or replay.schedule unsolved, or lower replay.ratio",
+    ),
+    Alarm(
+        step_too_large,
+        f"rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had "
         f"a KL above {MOST_KL}: the policy may lose what it can; lower learner.policy_lr, raise "
-        "learner.adam_epsilon, or keep the KL to the reference (algorithm.kl_schedule constant)"
-    ): step_too_large,
-    (
-        f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: "
+        "learner.adam_epsilon, or keep the KL to the reference (algorithm.kl_schedule constant)",
+    ),
+    Alarm(
+        root_lost,
+        f"replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: "
         f"a few chains are learnt and the rest may be lost; hold the root by algorithm.kl_coefficient {HOLDS} with "
-        "algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr"
-    ): root_lost,
-    (
-        f"warning: a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or "
-        "learner.epochs"
-    ): kl_spike,
-    (
-        "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set "
-        "algorithm.entropy_coefficient"
-    ): entropy_gone,
-}
+        "algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr",
+    ),
+    Alarm(
+        kl_spike,
+        f"a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or "
+        "learner.epochs",
+    ),
+    Alarm(
+        entropy_gone,
+        "the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set "
+        "algorithm.entropy_coefficient",
+    ),
+)

@@ -169,8 +169,8 @@ class RunConsole:
         else:
             logger.info(line)
             self.live.refresh()
-        for warning in alarms(self._shown):
-            self._print(warning, logging.WARNING)
+        for alarm in alarms(self._shown):
+            self._print(f"warning: {alarm.text}", logging.WARNING)
 
     def note(self, text: str) -> None:
         """Show a line that stays (above the table): a checkpoint, a restart, an evaluation."""

@@ -23,7 +23,7 @@ from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
 from trainer.evaluation.scores import EvaluationPlan
-from trainer.model.automatic import expected_device, resolved
+from trainer.model.automatic import Note, expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
 from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.model.gguf import model_folder
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from trainer.asynchronous import Pipeline
 
 logger = logging.getLogger("retrospect.build")
-OF_TRAINING = ("learner.", "warning: learner.", "an iteration: ")
-"""How the lines about a recipe begin that an evaluation does not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +165,8 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
-        found, lines = chosen(config, task, info)
-        print(*(line for line in lines if training or not line.startswith(OF_TRAINING)), sep="\n", flush=True)
+        found, notes = chosen(config, task, info)
+        print(*(note.text for note in notes if training or note.audience == "everyone"), sep="\n", flush=True)
         canonical = config.replay.ratio > 0 and config.replay.canonical
         if canonical and all(problem.solution_ids is None for problem in task.train):
             raise ConfigError(
@@ -178,20 +176,20 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
         yield ModelAndTask(model, task, found)
 
 
-def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig, list[str]]:
-    """The configuration without `auto`, and lines about it. Raises ConfigError when the sizes contradict each other."""
+def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig, list[Note]]:
+    """The configuration without `auto`, and notes about it. Raises ConfigError when the sizes contradict each other."""
     from tasks.kinds import prompt_warnings
 
     machine = this_machine()
     device = expected_device(config.cluster)
-    found, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
+    found, notes = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
     check_context(found, info.context)
     check_judging_model(found)
     if not named_address(found.cluster):
         check_machine(found, machine, device)
-    estimate = iteration_estimate(found, info, device, critic(found))
-    prompts = prompt_warnings(found.task, task.first_prompt)
-    return found, [describe_data(task), *prompts, *lines, *warnings_of(found, task.left_out), estimate]
+    of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])
+    estimate = Note(iteration_estimate(found, info, device, critic(found)), "reinforcement")
+    return found, [*of_data, *notes, *warnings_of(found, task.left_out), estimate]
 
 
 def connected(

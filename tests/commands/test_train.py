@@ -16,7 +16,7 @@ from commands.options import COMMANDS, DEFAULT, overview
 from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.interruption import INTERRUPTED
-from core.load import dump_config, load_config, override
+from core.load import FIELDS, dump_config, load_config, override
 from core.run_directory import RunDirectory
 from trainer.checkpoint import RunProgress, write_digests
 from trainer.model.files import model_of, run_of
@@ -108,6 +108,11 @@ def test_a_resumed_run_keeps_changed_fields(
     config, resumed, _ = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 12
     assert resumed == run.checkpoints / "000010"
+
+
+def test_what_cannot_change_exists() -> None:
+    assert set(FIELDS) >= commands.LASTING_FIELDS
+    assert set(Config.model_fields) >= commands.LASTING_SECTIONS
 
 
 @pytest.mark.parametrize(

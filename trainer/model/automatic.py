@@ -1,6 +1,7 @@
 """Chooses what a recipe leaves to `auto`. Invariant: a resumed run reads the chosen values from its configuration."""
 
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,7 +23,16 @@ OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
 MOST_PASS_TOKENS = 16_384
 GPU_PASS_GIB = 8.0  # memory of the activations of a pass on a GPU: a third of a card of 24 GiB
 MOST_RUNNING = 256
+Audience = Literal["everyone", "training", "reinforcement"]
 NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
+
+
+class Note(NamedTuple):
+    """A line about a configuration, and who needs it: everyone, whoever trains (not an evaluation), or whoever trains
+    by rewards (not `sft` and `reward-model`, which have a rate of their own)."""
+
+    text: str
+    audience: Audience = "everyone"
 
 
 def expected_device(cluster: ClusterConfig) -> Device:
@@ -40,59 +50,60 @@ def expected_device(cluster: ClusterConfig) -> Device:
 
 def resolved(
     config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
-) -> tuple[ResolvedConfig, list[str]]:
+) -> tuple[ResolvedConfig, list[Note]]:
     """The configuration without `auto`, and a line with the reason of each. `limits`, `solutions`: of the task. Raises
     ConfigError when the numbers contradict each other."""
-    lines: list[str] = []
+    notes: list[Note] = []
     rollout = config.rollout
     if rollout.max_prompt_tokens is None:
-        lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt that is kept")
+        notes.append(Note(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt that is kept"))
     if rollout.max_response_tokens is None:
         why = f"a quarter more than 99 % of {solutions} canonical solutions need" if solutions else NO_SOLUTIONS
-        lines.append(f"rollout.max_response_tokens: {limits.response}, {why}")
+        notes.append(Note(f"rollout.max_response_tokens: {limits.response}, {why}"))
     config, more = resolved_learner(config, info, sum(limits), machine, device)
-    lines += more
+    notes += more
     running = rollout.max_running
     if running is None:
         running = _running(config, info, limits, device)
         why = "what the KV cache holds" if running < MOST_RUNNING else "vLLM's default"
-        lines.append(f"rollout.max_running: {running}, {why}")
+        notes.append(Note(f"rollout.max_running: {running}, {why}"))
     numbers = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response, "max_running": running}
     try:
-        return ResolvedConfig.model_validate(_with(config, "rollout", numbers).model_dump()), lines
+        return ResolvedConfig.model_validate(_with(config, "rollout", numbers).model_dump()), notes
     except ValidationError as error:
         raise ConfigError(explain(error)) from None
 
 
 def resolved_learner(
     config: Config, info: ModelInfo, longest: int, machine: Machine, device: str
-) -> tuple[Config, list[str]]:
+) -> tuple[Config, list[Note]]:
     """The part of `resolved` that supervised training needs: type, rates, tokens of a pass over rows of `longest`."""
-    lines = []
+    notes = []
     if config.model.dtype == "auto":
         slow = device == "cpu" and not machine.bfloat16
         dtype = "float32" if slow else info.dtype
         config = _with(config, "model", {"dtype": dtype})
         why = "this CPU has no instructions for bfloat16" if dtype != info.dtype else "the checkpoint's"
-        lines.append(f"model.dtype: {dtype}, {why}")
+        notes.append(Note(f"model.dtype: {dtype}, {why}"))
     learner = config.learner
     if learner.policy_lr is None:
         scratch = config.model.path == "starter"
         rate = SCRATCH_LR if scratch else policy_rate(info.parameters, bool(learner.lora_rank))
         config = _with(config, "learner", {"policy_lr": rate})
         kind = "LoRA on" if learner.lora_rank else "all weights of"
-        lines.append(f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters")
+        text = f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters"
+        notes.append(Note(text, "reinforcement"))
     if learner.value_lr is None:
         rate = HEAD_LR if learner.value_model == "shared" else OWN_CRITIC_LR * (LORA_FACTOR if learner.lora_rank else 1)
         config = _with(config, "learner", {"value_lr": rate})
         if learner.value_model != "none":
-            lines.append(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic")
+            notes.append(Note(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic", "reinforcement"))
     if learner.micro_batch_tokens is None:
         tokens = pass_tokens(config, info, longest, machine, device)
         config = _with(config, "learner", {"micro_batch_tokens": tokens})
         gib = activation_gib(config, info, tokens)
-        lines.append(f"learner.micro_batch_tokens: {tokens}, {gib:.1f} GiB of activations")
-    return config, lines
+        notes.append(Note(f"learner.micro_batch_tokens: {tokens}, {gib:.1f} GiB of activations", "training"))
+    return config, notes
 
 
 def policy_rate(parameters: int, lora: bool) -> float:

@@ -4,7 +4,7 @@ from core.config import Config, LearnerConfig, ResolvedConfig
 from core.machine import cpu_speed
 from core.plan import batch_plan
 from tasks.problems import LeftOut
-from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, activation_gib
+from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, Note, activation_gib
 from trainer.model.files import ModelInfo
 
 MOST_LONG_SOLUTIONS = 0.05  # share of canonical solutions over the response budget above which a person is warned
@@ -14,25 +14,27 @@ PROCESS_GIB = 1.2  # memory of a process that has imported its engine: vLLM or D
 EFFICIENCY = 0.5  # share of a large matrix product's speed that passes of SmolLM2 reach on CPU (`bench.learner`)
 
 
-def warnings_of(config: ResolvedConfig, left_out: LeftOut) -> list[str]:
+def warnings_of(config: ResolvedConfig, left_out: LeftOut) -> list[Note]:
     """Lines for a budget that cuts solutions and for unusual learning rates."""
-    lines = []
+    notes = []
     share = left_out.long_solutions / max(1, left_out.solutions)
     if share > MOST_LONG_SOLUTIONS:
-        lines.append(
+        text = (
             f"warning: {share:.0%} of the canonical solutions are longer than rollout.max_response_tokens = "
             f"{config.rollout.max_response_tokens}, so most right answers may be cut; raise it, or set it to auto"
         )
+        notes.append(Note(text))
     if config.model.path == "starter":
-        return lines  # trained from scratch: other rates are usual
+        return notes  # trained from scratch: other rates are usual
     factor, kind = (LORA_FACTOR, "LoRA") if config.learner.lora_rank else (1.0, "all weights of a pretrained model")
     low, high = LARGE_LR * factor / UNUSUAL / 2, SMALL_LR * factor * UNUSUAL
     if not low <= config.learner.policy_lr <= high:
-        lines.append(
+        text = (
             f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside the usual range for {kind}, "
             f"{low:g} to {high:g}; set it to auto"
         )
-    return lines
+        notes.append(Note(text, "reinforcement"))
+    return notes
 
 
 def iteration_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic: str) -> str:

@@ -38,17 +38,17 @@ def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> Resolved
 
 
 def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
-    config, lines = resolved(Config(), SMOL, LIMITS, 9, NEW, "cpu")
+    config, notes = resolved(Config(), SMOL, LIMITS, 9, NEW, "cpu")
     again = parse_config(yaml.safe_load(dump_config(config)), "run")
     assert again.model_dump() == config.model_dump()
-    assert [line.partition(":")[0] for line in lines] == [
-        "rollout.max_prompt_tokens",
-        "rollout.max_response_tokens",
-        "model.dtype",
-        "learner.policy_lr",
-        "learner.value_lr",
-        "learner.micro_batch_tokens",
-        "rollout.max_running",
+    assert [(note.text.partition(":")[0], note.audience) for note in notes] == [
+        ("rollout.max_prompt_tokens", "everyone"),
+        ("rollout.max_response_tokens", "everyone"),
+        ("model.dtype", "everyone"),
+        ("learner.policy_lr", "reinforcement"),
+        ("learner.value_lr", "reinforcement"),
+        ("learner.micro_batch_tokens", "training"),
+        ("rollout.max_running", "everyone"),
     ]
     assert resolved(again, SMOL, LIMITS, 9, OLD, "cuda") == (config, [])  # what is chosen stays
 
@@ -91,8 +91,10 @@ def test_what_looks_wrong_is_said() -> None:
     config = made()
     assert warnings_of(config, LeftOut(long_solutions=5, solutions=100)) == []
     cut, rate = warnings_of(override(config, ["--learner.policy_lr=1e-4", "--model.path=x"]), LeftOut(0, 0, 6, (), 100))
-    assert cut.startswith("warning: 6% of the canonical solutions are longer than rollout.max_response_tokens = 300")
-    assert rate.endswith("for all weights of a pretrained model, 1e-07 to 5e-05; set it to auto")
+    assert "6% of the canonical solutions are longer than rollout.max_response_tokens = 300" in cut.text
+    assert "learner.policy_lr = 0.0001 is outside" in rate.text
+    assert "1e-07 to 5e-05" in rate.text
+    assert (cut.audience, rate.audience) == ("everyone", "reinforcement")
 
 
 def test_an_iteration_is_estimated_from_operations() -> None:
