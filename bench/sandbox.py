@@ -15,6 +15,7 @@ from statistics import median
 from bench.models import DATA, ROOT
 from bench.report import Check, check, command_line, write
 from core.config import Columns, SandboxMode, TaskConfig
+from core.protocols import Case
 from tasks.code.formats import read_apps, read_mbpp
 from tasks.code.programs import verifier
 from tasks.judge_pool import JudgePool
@@ -75,7 +76,7 @@ def throughput(name: str, given: list[Pair]) -> list[Check]:
         pools = {mode: stack.enter_context(closing(pool(configuration(name, mode)))) for mode in modes}
         for mode in modes * REPEATS:
             begun = time.perf_counter()
-            verdicts = pools[mode].judge(given)
+            verdicts = pools[mode].judge([Case(*pair) for pair in given])
             rates[mode].append(len(given) / (time.perf_counter() - begun))
             passed += [verdict.correct for verdict in verdicts]
     confined, unconfined = (median(rates[mode]) for mode in modes)

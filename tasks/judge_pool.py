@@ -1,23 +1,22 @@
 """The judges that run a verifier: worker processes with hard limits on the time of a verdict, or this process.
 
-Invariants: there is one verdict per item, in the order of the items. A verifier that raises, hangs, crashes or exhausts
+Invariants: there is one verdict per case, in the order of the cases. A verifier that raises, hangs, crashes or exhausts
 memory gives a verdict of `failed_reward` with the reason, within its time limit. The limit is of processor time, so a
 verdict does not depend on the machine's load; a much longer one of wall-clock time ends what sleeps. Only a verifier
 that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be replaced.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from core.child import PythonProcess
 from core.errors import ActorError, ConfigError
-from core.records import Trajectory, Verdict
-from tasks.judge_worker import judge_items, load_verifier, seconds_of
-from tasks.rewards.cases import Asks
+from core.protocols import Asks, Case
+from core.records import Verdict
+from tasks.judge_worker import dump_cases, judge_cases, load_cases, load_verdict, load_verifier, seconds_of
 
-CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
+CHUNK = 64  # cases per message to a worker: few messages, but small enough that the workers finish together
 PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
 
@@ -29,11 +28,16 @@ class LocalJudge:
         """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
         self._reward = load_verifier(verifier, settings)
         self._failed_reward = failed_reward
+        self.asks = Asks()  # as `JudgePool.asks`
+
+    def wait_until_ready(self) -> None:
+        """See `JudgePool.wait_until_ready`."""
         self.asks = self._reward.asks
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order."""
-        return judge_items(self._reward, items, self._failed_reward) if items else []
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`. A verifier gets what it would get in a judging process."""
+        told = load_cases(dump_cases(cases, self.asks))
+        return judge_cases(self._reward, told, self._failed_reward) if told else []
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
@@ -78,11 +82,12 @@ class JudgePool:
         self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self.replaced = 0  # workers killed or lost so far
-        self.asks = Asks()  # what the verifier asks for, once it is ready
+        self.asks = Asks()  # a task's own verifier gets reference and response, whatever it asks for
         self._closed = False
 
     def wait_until_ready(self) -> None:
-        """Wait until every worker has imported the verifier. If it cannot be imported, close and raise ConfigError."""
+        """Wait until every worker has imported the verifier, and ask for what it asks. If it cannot be imported, close
+        and raise ConfigError."""
         try:
             for worker in self._workers:
                 worker.wait_until_ready()
@@ -91,39 +96,36 @@ class JudgePool:
             self.close()
             raise
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order. Raises ConfigError when the verifier cannot be imported,
-        ActorError when a lost worker cannot be replaced."""
-        size = max(1, -(-len(items) // len(self._workers)))
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`. Raises ConfigError when the verifier cannot be imported, ActorError when a lost
+        worker cannot be replaced."""
+        size = max(1, -(-len(cases) // len(self._workers)))
         size = size if self.asks.batch else min(CHUNK, size)
-        begins = iter(range(0, len(items), size))  # the threads share it
+        begins = iter(range(0, len(cases), size))  # the threads share it
         verdicts: dict[int, list[Verdict]] = {}
 
         def _drain(number: int) -> None:
             for begin in begins:
-                verdicts[begin] = self._judge_chunk(number, items[begin : begin + size])
+                verdicts[begin] = self._judge_chunk(number, cases[begin : begin + size])
 
         list(self._threads.map(_drain, range(len(self._workers))))
         return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
-    def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge on one worker. When it hangs or dies, its item fails and a new worker gets the remaining items. If all
-        were judged in one call, nobody knows which item it was: then each gets a call of its own."""
+    def _judge_chunk(self, number: int, cases: Sequence[Case]) -> list[Verdict]:
+        """Judge on one worker. When it hangs or dies, its case fails and a new worker gets the remaining cases. If all
+        were judged in one call, nobody knows which case it was: then each gets a call of its own."""
         done: list[Verdict] = []
-        size = len(items)
-        while len(done) < len(items):
+        size = len(cases)
+        while len(done) < len(cases):
             worker = self._worker(number)
-            part = items[len(done) : len(done) + size]
+            part = cases[len(done) : len(done) + size]
             seconds = seconds_of(len(part), self._limit, self._patience) if worker.asks.batch else self._patience
             detail = f"judge timed out after {seconds:g} s"
             try:
-                worker.send(json.dumps(part).encode() + b"\n", time.monotonic() + seconds)
+                worker.send(dump_cases(part, self.asks).encode() + b"\n", time.monotonic() + seconds)
                 for _ in part:
                     self._check_open()
-                    told = json.loads(worker.line(time.monotonic() + seconds))
-                    reward, correct, detail, failed, share, steps = told
-                    paid = tuple((end, of_step) for end, of_step in steps)
-                    done.append(Verdict(reward, correct, detail, failed, paid, share=share))
+                    done.append(load_verdict(worker.line(time.monotonic() + seconds)))
                 continue
             except TimeoutError:
                 pass
@@ -149,7 +151,7 @@ class JudgePool:
         return self._workers[number]
 
     def _check_open(self) -> None:
-        if self._closed:  # never return fewer verdicts than items
+        if self._closed:  # never return fewer verdicts than cases
             raise ActorError("the judges were closed during a call of judge")
 
     def _replace(self, number: int) -> None:
@@ -174,16 +176,18 @@ class EpisodeJudge:
     """The verdict of an environment: its last reward, and whether the episode is a success. The rewards of earlier
     turns are those of steps."""
 
-    def verdict(self, trajectory: Trajectory) -> Verdict:
-        """Of an episode."""
-        episode = trajectory.episode
-        assert episode is not None
-        last = sum(reward for at, reward in episode.rewards if at == trajectory.tokens.size - 1)
-        return Verdict(last, episode.succeeded, episode.detail)
+    asks = Asks(episode=True)
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Nothing but an episode can be judged."""
-        raise NotImplementedError
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`. A response without an episode fails."""
+        return [self._verdict(case) for case in cases]
+
+    @staticmethod
+    def _verdict(case: Case) -> Verdict:
+        if case.episode is None:
+            return Verdict(0.0, False, "no environment answered", judge_failed=True)
+        last = sum(reward for at, reward in case.episode.rewards if at == case.tokens - 1)
+        return Verdict(last, case.episode.succeeded, case.episode.detail)
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""

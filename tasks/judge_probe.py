@@ -6,11 +6,10 @@ from heapq import nsmallest
 
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
-from core.records import Verdict
-from tasks.judging import Judges, start_judges
+from core.protocols import Case, Judge
+from tasks.judging import start_judges
 from tasks.kinds import find_kind, judged_by_model
 from tasks.problems import Item
-from tasks.rewards.cases import Case
 from tasks.rewards.combined import Rewards
 
 PROBED = 4  # number of problems that `check_judges` probes: the shortest, because they pass the length filters
@@ -26,34 +25,29 @@ def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: Reward
     if find_kind(config.name).episodes and not config.own_rewards:
         return "judge: the environment"
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
-    with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
-        _probe(config, items, judges)
+    with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judge:
+        _probe(config, items, judge)
         solved = [item for item in items if item.solution is not None]
-        return "\n".join([*_own_lines(solved, judges), _check_solutions(config, solved, judges)])
+        return "\n".join([*_own_lines(solved, judge), _check_solutions(config, solved, judge)])
 
 
 def probe_reward(config: TaskConfig, items: Sequence[Item]) -> None:
     """The first half of `check_judges` for the user's own reward, in one judging process. Raises ConfigError."""
-    with closing(start_judges(config.model_copy(update={"judge_workers": 1}), check=True)) as judges:
-        _probe(config, items, judges)
+    with closing(start_judges(config.model_copy(update={"judge_workers": 1}), check=True)) as judge:
+        _probe(config, items, judge)
 
 
-def _judged(items: Sequence[tuple[Item, str]], judges: Judges) -> list[Verdict]:
-    """Verdicts of (item, response) pairs."""
-    if not isinstance(judges, Rewards):
-        return judges.judge([(item.reference, response) for item, response in items])
-    return judges.judge_cases([_case(item, response, judges) for item, response in items])
+def _case(item: Item, response: str, judge: Judge) -> Case:
+    prompt = item.form.text(item.prompt) if judge.asks.query else ""
+    columns = item.kept(judge.asks)
+    return Case(item.reference, response, item.where, columns, prompt=prompt, query=prompt + response)
 
 
-def _case(item: Item, response: str, judges: Rewards) -> Case:
-    text, columns = item.form.text(item.prompt), item.kept(judges.asks)
-    return Case(item.reference, response, item.where, columns, text=text, query=text + response)
-
-
-def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
+def _probe(config: TaskConfig, items: Sequence[Item], judge: Judge) -> None:
     shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
     probes = [(item, text) for item in shortest for text in {item.solution or "", ""}]
-    verdicts = (_judged([probe], judges)[0] for probe in probes)  # one by one, to stop at the first failure
+    # one by one, to stop at the first failure
+    verdicts = (judge.judge([_case(item, text, judge)])[0] for item, text in probes)
     failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
     if failed is not None:
         name = f"task {config.name}"
@@ -62,20 +56,20 @@ def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
         raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
 
 
-def _own_lines(solved: Sequence[Item], judges: Judges) -> list[str]:
-    if not isinstance(judges, Rewards):
+def _own_lines(solved: Sequence[Item], judge: Judge) -> list[str]:
+    if not isinstance(judge, Rewards):
         return []
-    return judges.describe(_case(solved[0], solved[0].solution or "", judges) if solved else None)
+    return judge.describe(_case(solved[0], solved[0].solution or "", judge) if solved else None)
 
 
-def _check_solutions(config: TaskConfig, solved: Sequence[Item], judges: Judges) -> str:
+def _check_solutions(config: TaskConfig, solved: Sequence[Item], judge: Judge) -> str:
     if not solved:
         return "canonical solutions: none"
     if judged_by_model(config):  # a reward model's score is neither right nor wrong
         return f"canonical solutions: {len(solved)}"
     if config.own_rewards or find_kind(config.name).runs_programs:
         solved = solved[:: -(-len(solved) // SLOW)]
-    verdicts = _judged([(item, item.solution or "") for item in solved], judges)
+    verdicts = judge.judge([_case(item, item.solution or "", judge) for item in solved])
     wrong = [(item, verdict) for item, verdict in zip(solved, verdicts, strict=True) if not verdict.correct]
     if not wrong:
         return f"canonical solutions: {len(solved)} judged, all correct"

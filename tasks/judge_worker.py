@@ -1,12 +1,11 @@
-"""A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
+"""A judging process: it reads chunks of cases from its input and writes one verdict per line.
 
 `judge_pool.py` starts `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
-With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` (`rewards/cases.py`) or `cannot
-start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, share,
-steps]` out. A reward that asks for more gets `Case.ask` as the reference; one that judges several responses in a call
-answers when all are judged. What the verifier prints goes to the error stream.
+With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` or `cannot start: ...`.
+Then lines are JSON: a list of `core.protocols.Case` in, a `Verdict` for each out. A reward that judges several
+responses in a call answers when all are judged. What the verifier prints goes to the error stream.
 
-Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
+Invariant: every case gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that
 sleeps ends after PATIENCE seconds.
 """
@@ -20,18 +19,20 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from core import imports
 from core.errors import ConfigError
 from core.imports import member, module_with
+from core.protocols import Asks, Case
 from core.records import Verdict
-from tasks.rewards.cases import load_case
 from tasks.rewards.shapes import NOT_APPLIED, Reward, read_shape
 
 _OURS = (__file__, str(Path(__file__).with_name("rewards")), imports.__file__)
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
+_TOLD = ("reference", "response", "where", "columns", "ids", "prompt", "query")  # of a case
 MOST_REWARD = 1e6  # largest reward: above it float32 cannot tell advantages apart, and its square soon overflows
 MOST_DETAIL = 300  # most characters of a verdict's reason
 GRACE = 2.0  # seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead
@@ -63,38 +64,56 @@ def _place(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
-def judge_items(
-    reward: Reward, items: Sequence[tuple[str, str]], failed_reward: float, patience: float | None = None
+def dump_cases(cases: Sequence[Case], asks: Asks) -> str:
+    """One line of JSON for `load_cases`, with no more than reference and response if a judge asks for nothing else.
+    Episodes are left out."""
+    names = ("reference", "response") if asks.nothing else _TOLD
+    return json.dumps([{name: getattr(case, name) for name in names} for case in cases], default=str)
+
+
+def load_cases(line: str) -> list[Case]:
+    """What `dump_cases` wrote."""
+    return [Case(**told) for told in json.loads(line)]
+
+
+def load_verdict(line: str | bytes) -> Verdict:
+    """A verdict as a judging process writes it."""
+    told = json.loads(line)
+    return Verdict(**told | {name: tuple(map(tuple, told[name])) for name in ("steps", "parts")})
+
+
+def judge_cases(
+    reward: Reward, cases: Sequence[Case], failed_reward: float, patience: float | None = None
 ) -> list[Verdict]:
-    """A verdict for each (reference, response). A call that raises for several of them is made again for each."""
+    """A verdict for each case. A call that raises for several of them is made again for each."""
     if reward.one is not None:
-        return [judge_one(reward.one, reference, response, failed_reward) for reference, response in items]
+        return [judge_one(partial(reward.one, case), failed_reward) for case in cases]
     assert reward.many is not None
     results: Sequence[object]
     try:
-        results = reward.many([load_case(asked, response) for asked, response in items], patience)
+        results = reward.many(cases, patience)
     except (Exception, SystemExit) as error:
-        if len(items) > 1:
-            return [judge_items(reward, [item], failed_reward, patience)[0] for item in items]
+        if len(cases) > 1:
+            return [judge_cases(reward, [case], failed_reward, patience)[0] for case in cases]
         results = [error]
-    return [judge_one(partial(_returned, result), "", "", failed_reward) for result in results]
+    return [judge_one(partial(_returned, result), failed_reward) for result in results]
 
 
-def _returned(result: object, *_: str) -> object:
+def _returned(result: object) -> object:
     if isinstance(result, BaseException):
         raise result
     return result
 
 
-def judge_one(verify: Callable[[str, str], object], reference: str, response: str, failed_reward: float) -> Verdict:
-    """The verdict; `failed_reward` with the reason if the verifier raises or returns no finite reward. A verifier may
+def judge_one(verify: Callable[[], object], failed_reward: float) -> Verdict:
+    """The verdict; `failed_reward` with the reason if the verifier raises or returns no finite reward. It may
     return a Verdict, a bool or a number (correct when above 0)."""
 
     def _failed(detail: str) -> Verdict:
         return Verdict(failed_reward, False, printable(detail), judge_failed=True)
 
     try:
-        result = verify(reference, response)
+        result = verify()
         if result is NOT_APPLIED:
             return NOT_APPLIED
         if isinstance(result, bool | int | float):
@@ -153,20 +172,12 @@ def main() -> None:
         return
     sink.write(f"ready {json.dumps(reward.asks)}\n")
     for line in sys.stdin:
-        items = json.loads(line)
-        for part in [items] if reward.asks.batch else [[item] for item in items]:
+        cases = load_cases(line)
+        for part in [cases] if reward.asks.batch else [[case] for case in cases]:
             signal.setitimer(signal.ITIMER_PROF, limit * len(part))  # processor time of this process, all threads
             signal.setitimer(signal.ITIMER_REAL, seconds_of(len(part), limit, patience) + GRACE)
-            for verdict in judge_items(reward, part, failed_reward, patience):
-                told = [
-                    verdict.reward,
-                    verdict.correct,
-                    verdict.detail,
-                    verdict.judge_failed,
-                    verdict.share,
-                    verdict.steps,
-                ]
-                sink.write(json.dumps(told) + "\n")
+            for verdict in judge_cases(reward, part, failed_reward, patience):
+                sink.write(json.dumps(asdict(verdict)) + "\n")
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 

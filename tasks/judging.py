@@ -2,22 +2,20 @@
 
 from contextlib import ExitStack
 
-from core.config import RewardModelConfig, TaskConfig
+from core.config import RewardConfig, RewardModelConfig, TaskConfig
 from core.errors import ConfigError
+from core.protocols import Judge
 from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
 from tasks.judge_pool import PATIENCE, EpisodeJudge, JudgePool, LocalJudge
 from tasks.kinds import find_kind, judged_by_model
-from tasks.rewards.combined import PairJudge, Part, Rewards
+from tasks.rewards.combined import Part, Rewards
 from tasks.rewards.remote import RemoteReward
 
-Judges = JudgePool | LocalJudge | Rewards | RewardJudge | LanguageJudge | EpisodeJudge
-"""Judges responses: `judge` returns a verdict for each (reference, response) pair, `close` ends its processes."""
 
-
-def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
+def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judge:
     """Start the judges of a task. `check`: without Ray. Raises ConfigError when the user's reward cannot be imported,
     no sandbox can be started or an endpoint does not answer, ModelError for a bad reward model."""
     if judged_by_model(config):
@@ -34,21 +32,23 @@ def _own_rewards(config: TaskConfig) -> Rewards:
     with ExitStack() as started:  # one that does not start ends the others
         parts = []
         for each in config.own_rewards:
-            judge: PairJudge
-            if each.remote:
-                timeout, workers = PATIENCE * config.judge_timeout, max(1, config.judge_workers)
-                judge = RemoteReward(each.name, timeout=timeout, concurrency=workers)
-            else:
-                try:  # the user's code: report an error now, not after the first rollouts
-                    judge = _task_judges(config) if each.name == "task" else _verifier_judges(config, each.name)
-                    if isinstance(judge, JudgePool):
-                        judge.wait_until_ready()
-                except ConfigError as error:
-                    raise ConfigError(f"task.reward: {error}") from None
+            judge = _own_reward(config, each)
             started.callback(judge.close)
             parts.append(Part(each.title, each.weight, judge))
         started.pop_all()
     return Rewards(parts)
+
+
+def _own_reward(config: TaskConfig, reward: RewardConfig) -> Judge:
+    if reward.remote:
+        timeout, workers = PATIENCE * config.judge_timeout, max(1, config.judge_workers)
+        return RemoteReward(reward.name, timeout=timeout, concurrency=workers)
+    try:  # the user's code: report an error now, not after the first rollouts
+        judge = _task_judges(config) if reward.name == "task" else _verifier_judges(config, reward.name)
+        judge.wait_until_ready()
+    except ConfigError as error:
+        raise ConfigError(f"task.reward: {error}") from None
+    return judge
 
 
 def _task_judges(config: TaskConfig) -> LocalJudge | JudgePool:

@@ -15,25 +15,23 @@ import numpy as np
 
 from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
+from core.protocols import Case, Judge
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks.judge_pool import EpisodeJudge
-from tasks.judging import Judges, start_judges
+from tasks.judging import start_judges
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.limits import AskedLimits, TokenLimits
 from tasks.pass_at_k import merge_answers
 from tasks.problems import Items, Split, Tokenizer, encode_problems, prompt_digest
-from tasks.rewards.cases import IDS, QUERY, Asks, Case
-from tasks.rewards.combined import Rewards
 from tasks.worlds.problems import with_worlds
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSource:
-    """One data set of a task: its share of the fresh problems, its kind, and its judges."""
+    """One data set of a task: its share of the fresh problems, its kind, and its judge."""
 
     weight: float  # 0: it is only evaluated
     kind: TaskKind
-    judges: Judges
+    judge: Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +118,30 @@ class Task:
             [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
         )
         problems = [self._problems[trajectory.start.problem_id] for trajectory in trajectories]
-        by_world = [isinstance(self._sources[problem.source].judges, EpisodeJudge) for problem in problems]
-        verdicts: dict[int, Verdict] = {}
+        judged: dict[int, Judged] = {}
         for label, source in self._sources.items():
-            own = [at for at, problem in enumerate(problems) if problem.source == label]
-            found: list[Verdict] = []
-            if own and isinstance(source.judges, Rewards):
-                cases = [self._case(source.judges.asks, problems[at], trajectories[at], texts[at]) for at in own]
-                found = source.judges.judge_cases(cases)
-            elif own and isinstance(source.judges, EpisodeJudge):
-                found = [source.judges.verdict(trajectories[at]) for at in own]
-            elif own:
-                found = source.judges.judge([(problems[at].reference, texts[at]) for at in own])
-            verdicts.update(zip(own, found, strict=True))
-        return [
-            Judged(
-                trajectory, verdicts[at], step_rewards=step_rewards(trajectory, verdicts[at], self.decode, by_world[at])
-            )
-            for at, trajectory in enumerate(trajectories)
-        ]
+            rows = [row for row, problem in enumerate(problems) if problem.source == label]
+            if not rows:
+                continue
+            cases = [self._case(source.judge, problems[row], trajectories[row], texts[row]) for row in rows]
+            by_world = source.judge.asks.episode
+            for row, verdict in zip(rows, source.judge.judge(cases), strict=True):
+                steps = step_rewards(trajectories[row], verdict, self.decode, by_world)
+                judged[row] = Judged(trajectories[row], verdict, steps)
+        return [judged[row] for row in range(len(trajectories))]
 
-    def _case(self, asks: Asks, problem: Problem, trajectory: Trajectory, response: str) -> Case:
-        """A response for rewards of the user's own."""
-        where, columns = json.loads(self._rows[problem.source, problem.question])
-        ids = trajectory.response_ids.tolist() if {IDS, QUERY} & {*asks.optional} else []
-        text = query = ""
-        if QUERY in asks.optional:
-            prompt = problem.prompt_ids.tolist()
-            text, query = self.tokenizer.batch_decode([prompt, prompt + ids])
-        return Case(problem.reference, response, where or problem.id, columns, ids, text, query)
+    def _case(self, judge: Judge, problem: Problem, trajectory: Trajectory, response: str) -> Case:
+        """A response, with what the judge asks for."""
+        asks = judge.asks
+        where, columns = json.loads(self._rows.get((problem.source, problem.question), '["", {}]'))
+        ids = trajectory.response_ids.tolist() if asks.ids or asks.query else []
+        prompt = query = ""
+        if asks.query:
+            prompt_ids = problem.prompt_ids.tolist()
+            prompt, query = self.tokenizer.batch_decode([prompt_ids, prompt_ids + ids])
+        episode = trajectory.episode if asks.episode else None
+        where = where or problem.id
+        return Case(problem.reference, response, where, columns, ids, prompt, query, episode, trajectory.tokens.size)
 
     def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
@@ -168,20 +161,19 @@ class Task:
         assert source.kind.answer is not None
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]
-        own = source.judges
-        if source.kind.puzzle or source.kind.rows or (isinstance(own, Rewards) and not own.asks.nothing):
+        if source.kind.puzzle or source.kind.rows or not source.judge.asks.nothing:
             return answers  # the judge compares with the problem, not with an answer
 
         def _same(pairs: list[tuple[int, int]]) -> list[bool]:
-            asked = [(answers[i] or "", texts[j]) for i, j in pairs]
-            return [verdict.correct for verdict in source.judges.judge(asked)]
+            cases = [Case(answers[i] or "", texts[j]) for i, j in pairs]
+            return [verdict.correct for verdict in source.judge.judge(cases)]
 
         return merge_answers(answers, [item.verdict.correct for item in judged], _same)
 
     def close(self) -> None:
         """End the judging processes."""
-        for judges in {id(source.judges): source.judges for source in self._sources.values()}.values():
-            judges.close()
+        for judge in {id(source.judge): source.judge for source in self._sources.values()}.values():
+            judge.close()
 
 
 JUDGING = {"name", "reward", "rewards", "judge_workers", "judge_timeout", "judge_memory_gib", "sandbox", "code"}
@@ -214,7 +206,7 @@ def build_task(
     samples = {one.label: given.samples for one, given in zip(evaluation_sets(config), config.eval_sets, strict=True)}
     with ExitStack() as started:  # a judge that does not start ends the others
         sources: dict[str, JudgedSource] = {}
-        shared: dict[str, Judges] = {}
+        shared: dict[str, Judge] = {}
         for label, weight, one in parts:
             alike = one.model_dump_json(include=JUDGING)
             if alike not in shared:
@@ -229,12 +221,12 @@ def build_task(
 
 def rows_of(sources: Mapping[str, JudgedSource], items: Items) -> dict[tuple[str, str], str]:
     """By data set and question, as JSON: file and row, and the columns that the user's own rewards ask for."""
-    found = {}
+    rows = {}
     for item in (*items.train, *items.evaluation, *items.sets):
-        judges = sources[item.source].judges
-        if isinstance(judges, Rewards):
-            found[item.source, item.prompt] = json.dumps([item.where, item.kept(judges.asks)], default=str)
-    return found
+        columns = item.kept(sources[item.source].judge.asks)
+        if columns or item.row is not None:
+            rows[item.source, item.prompt] = json.dumps([item.where, columns], default=str)
+    return rows
 
 
 def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:

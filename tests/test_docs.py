@@ -88,7 +88,7 @@ def test_the_recipes_of_the_page_on_tasks_are_valid() -> None:
     gym, sets = recipes_of("docs/tasks.md")
     assert gym.task.parameters == {"max_animals": 4}
     assert [one.label for one in evaluation_sets(sets.task)] == ["math500", "aime", "legs"]
-    assert [one.samples for one in sets.task.eval_sets] == [0, 32, 0]
+    assert [one.samples for one in sets.task.eval_sets] == [None, 32, None]
 
 
 def test_the_recipes_of_the_page_on_data_are_valid() -> None:
@@ -130,13 +130,14 @@ def readme_blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from core.protocols import Case
     from tasks.judge_pool import JudgePool
 
     (example,) = readme_blocks("python")
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)  # the folder that a user starts from
     pool = JudgePool("my_module:reward", workers=1, limit=60.0, memory_gib=0.0)
-    right, wrong = pool.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
+    right, wrong = pool.judge([Case("7", "3 + 4 = 7\n#### 7"), Case("7", "#### 8")])
     pool.close()
     assert (right.correct, wrong.correct) == (True, False)
     assert (right.reward, wrong.reward) == (1.0, 0.0)

@@ -12,6 +12,7 @@ import pytest
 
 from core.config import ReplayConfig, TaskConfig
 from core.load import parse_config
+from core.protocols import Case
 from core.records import CutTrajectory, Provenance
 from core.run_directory import RunDirectory
 from learner.methods import check_estimator, check_policy_loss, find_estimator
@@ -20,8 +21,6 @@ from replay.rankings.find import check_ranking
 from replay.store import ReplayStore
 from tasks.judging import start_judges
 from tasks.kinds import task_items
-from tasks.rewards.cases import Case
-from tasks.rewards.combined import Rewards
 from tests.trainer.examples import iteration
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -87,13 +86,14 @@ def test_a_task(tmp_path: Path) -> None:
     items = task_items(config, seed=0)
     assert {item.prompt: item.solution for item in (*items.train, *items.evaluation)}["Spell tea backwards."] == "aet"
     with closing(start_judges(config)) as judges:
-        assert [verdict.correct for verdict in judges.judge([("aet", " aet\n"), ("aet", "tea")])] == [True, False]
+        right, wrong = judges.judge([Case("aet", " aet\n"), Case("aet", "tea")])
+    assert (right.correct, wrong.correct) == (True, False)
 
 
 def test_a_reward() -> None:
     config = TaskConfig(name="gsm8k", reward="my_reward:short", judge_workers=0)
     with closing(start_judges(config)) as judges:
-        right, wrong = judges.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
+        right, wrong = judges.judge([Case("7", "3 + 4 = 7\n#### 7"), Case("7", "#### 8")])
     assert (right.reward, right.correct) == (1 - 0.007, True)  # seven words
     assert (wrong.reward, wrong.correct) == (0.0, False)
 
@@ -105,8 +105,7 @@ def test_several_rewards() -> None:
     hard = {"prompt": "1+1?", "level": "hard"}
     cases = [Case("2", r"\boxed{2}", columns=hard), Case("2", "3", columns={"prompt": "Prove it.", "level": "easy"})]
     with closing(start_judges(config)) as judges:
-        assert isinstance(judges, Rewards)
-        right, wrong = judges.judge_cases(cases)
+        right, wrong = judges.judge(cases)
     assert (right.reward, right.correct, right.parts) == (2.2, True, (("right", 2.0), ("boxed", 1.0)))  # 2 + 0.2 x 1
     assert (wrong.reward, wrong.correct, wrong.parts) == (0.0, False, (("right", 0.0),))
 

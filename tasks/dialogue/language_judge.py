@@ -20,6 +20,7 @@ from typing import Any
 
 from core.config import LanguageJudgeConfig, RewardModelConfig
 from core.errors import ActorError, ConfigError, first_line
+from core.protocols import Asks, Case
 from core.records import Verdict
 from tasks.dialogue import chat
 
@@ -172,21 +173,23 @@ def check_endpoint(config: LanguageJudgeConfig) -> None:
 class LanguageJudge:
     """Rewards from -1 (score 1) to 1 (score 10); correct is a reward above `reward_model.threshold`."""
 
+    asks = Asks()
+
     def __init__(self, config: RewardModelConfig) -> None:
         """Asks the endpoint once. Raises ConfigError when it does not answer."""
         self._config = config
         self._endpoint = Endpoint(config.judge)
         self._endpoint.check()
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (dialogue by `chat.dump_messages`, response) pairs, in order. Raises ActorError."""
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`; the reference is a dialogue by `chat.dump_messages`."""
         questions = [
             SCORE_QUESTION.format(
                 criterion=self._config.judge.criterion,
-                dialogue=marked("dialogue", chat.dialogue_text(chat.load_messages(reference))),
-                reply=marked("reply", response),
+                dialogue=marked("dialogue", chat.dialogue_text(chat.load_messages(case.reference))),
+                reply=marked("reply", case.response),
             )
-            for reference, response in items
+            for case in cases
         ]
         return [self._verdict(answer) for answer in self._endpoint.ask(questions)]
 

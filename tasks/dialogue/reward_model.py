@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from core.config import RewardModelConfig
 from core.errors import ModelError, first_line
+from core.protocols import Asks, Case
 from core.records import Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message, Messages
@@ -142,18 +143,18 @@ def local_scorer(config: RewardModelConfig) -> Scorer:
 class RewardJudge:
     """Judges responses by a reward model, which starts with the first batch. Raises ModelError for another model."""
 
+    asks = Asks()
+
     def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
         self._config, self._scale, self._start = config, read_scale(config.path), start
         self._scorer: Scorer | None = None
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order. Raises ActorError when the model's actor fails twice."""
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`. Raises ActorError when the model's actor fails twice."""
         if self._scorer is None:
             self._scorer = self._start(self._config)
-        replies = [
-            (chat.load_messages(reference), Message("assistant", response.strip())) for reference, response in items
-        ]
+        replies = [(chat.load_messages(case.reference), Message("assistant", case.response.strip())) for case in cases]
         scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
         known = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
         lowest = min(known, default=self._scale.mean)

@@ -7,24 +7,9 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
+from core.protocols import Asks, Case, Judge
 from core.records import Verdict
-from tasks.rewards.cases import Asks, Case
-
-
-class PairJudge(Protocol):
-    """What judges for one reward."""
-
-    @property
-    def asks(self) -> Asks:
-        """What it asks for; if that is something, the first text of a pair is `Case.ask`."""
-
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order."""
-
-    def close(self) -> None:
-        """End its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +18,14 @@ class Part:
 
     label: str  # its name in metrics
     weight: float
-    judge: PairJudge
-
-    def judged(self, cases: Sequence[Case]) -> list[Verdict]:
-        """Its own verdicts, in order."""
-        plain = self.judge.asks.nothing
-        return self.judge.judge([(case.reference if plain else case.ask(), case.response) for case in cases])
+    judge: Judge
 
     def described(self, solved: Case | None) -> str:
         """Its name, weight and shape, and its value for a canonical solution, if there is one."""
         text = f"reward {self.label}: weight {self.weight:g}, {self.judge.asks.shape}"
         if solved is None:
             return text
-        (verdict,) = self.judged([solved])
+        (verdict,) = self.judge.judge([solved])
         value = "does not apply to" if math.isnan(verdict.reward) else f"gives {verdict.reward:g} for"
         return f"{text}, {value} a canonical solution"
 
@@ -60,17 +40,15 @@ class Rewards:
         self.asks = Asks(
             [name for each in asks for name in each.needed],
             [name for each in asks for name in each.optional],
-            any(each.every_column for each in asks),
+            every_column=any(each.every_column for each in asks),
+            ids=any(each.ids for each in asks),
+            query=any(each.query for each in asks),
         )
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, for rewards that ask for nothing else."""
-        return self.judge_cases([Case(reference, response) for reference, response in items])
-
-    def judge_cases(self, cases: Sequence[Case]) -> list[Verdict]:
-        """The verdicts, in order. Raises as the judges of the parts."""
-        found = list(self._threads.map(lambda part: part.judged(cases), self._parts))
-        return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*found, strict=True), strict=True)]
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`."""
+        by_part = list(self._threads.map(lambda part: part.judge.judge(cases), self._parts))
+        return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*by_part, strict=True), strict=True)]
 
     def describe(self, solved: Case | None) -> list[str]:
         """A line for each reward, which also says whether it decides what is correct. `solved`: with a canonical

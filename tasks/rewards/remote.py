@@ -13,9 +13,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from core.errors import first_line
+from core.protocols import Asks, Case
 from core.records import Verdict
 from tasks.judge_worker import MOST_REWARD
-from tasks.rewards.cases import QUERY, Asks, Case, load_case
 
 TRIES = 5
 PAUSE = 1.0
@@ -27,7 +27,7 @@ MOST = 64
 class RemoteReward:
     """Asks the server at `url`, `concurrency` requests at a time."""
 
-    asks = Asks(optional=(QUERY,), shape="a server")
+    asks = Asks(query=True, shape="a server")
 
     def __init__(self, url: str, *, timeout: float, concurrency: int) -> None:
         """`timeout`: seconds of one try."""
@@ -35,9 +35,8 @@ class RemoteReward:
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="remote reward")
         self._concurrency, self._closed = concurrency, Event()
 
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (`Case.ask`, response) pairs, in order."""
-        cases = [load_case(asked, response) for asked, response in items]
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.protocols.Judge`."""
         size = min(MOST, max(1, -(-len(cases) // self._concurrency)))
         parts = [cases[begin : begin + size] for begin in range(0, len(cases), size)]
         return [verdict for part in self._threads.map(self._ask, parts) for verdict in part]
@@ -45,7 +44,7 @@ class RemoteReward:
     def _ask(self, cases: Sequence[Case]) -> list[Verdict]:
         data = {
             "query": [case.query for case in cases],
-            "prompts": [case.text for case in cases],
+            "prompts": [case.prompt for case in cases],
             "labels": [case.reference for case in cases],
         }
         request = Request(self._url, json.dumps(data).encode(), {"Content-Type": "application/json"})

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import ConfigError
+from core.protocols import Asks, Case
 from core.records import Verdict
-from tasks.rewards.cases import IDS, Asks, Case, load_case
 
 ACCEPTED = (
     "a function of (reference, response), by these names, if it wants also of prompt and columns of the row; "
     "TRL's (prompts, completions, completion_ids, **columns); "
     "or verl's (data_source, solution_str, ground_truth, extra_info)"
 )
-TRL = ("prompts", "completions", IDS)
+TRL = ("prompts", "completions", "completion_ids")
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 REFERENCE = ("reference", "ground_truth", "gold", "answer", "label", "target")
 RESPONSE = ("response", "completion", "output", "response_text")
@@ -34,8 +34,7 @@ class Reward:
     """A reward function of any shape. It has `many` if `asks.batch`, else `one`."""
 
     asks: Asks
-    # (reference, or `Case.ask` unless `asks.nothing`; response) -> result
-    one: Callable[[str, str], object] | None = None
+    one: Callable[[Case], object] | None = None
     # (cases, most seconds of one that is awaited) -> a result each, or the exception that it ended with
     many: Callable[[Sequence[Case], float | None], Sequence[object]] | None = None
 
@@ -59,12 +58,14 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
         return function(**{name: value for name, value in values.items() if rest or name in named})
 
     def _asks(shape: str, given: Sequence[str], also: Sequence[str], every: bool, batch: bool) -> Asks:
-        own = {name: needed for name, needed in named.items() if name not in (*given, *also)}
-        return Asks([n for n in own if own[n]], [*also, *(n for n in own if not own[n])], every, batch, shape)
+        columns = {name: needed for name, needed in named.items() if name not in (*given, *also)}
+        optional = [*also, *(name for name, needed in columns.items() if not needed)]
+        needed = [name for name, needed in columns.items() if needed]
+        return Asks(needed, optional, every, batch=batch, shape=shape)
 
     if named.keys() & set(TRL):
-        also = ["prompt", IDS] if rest or IDS in named else ["prompt"]
-        return _batches(_called, _asks("TRL's shape", TRL, also, rest, True), waits)
+        asks = _asks("TRL's shape", TRL, ["prompt"], rest, True)
+        return _batches(_called, asks._replace(ids=rest or "completion_ids" in named), waits)
     if "solution_str" in named:
         also = ["data_source", "reward_model", "extra_info"]
         return _single(_called, _asks("verl's shape", VERL, also, False, waits), _verl, _number)
@@ -75,7 +76,9 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
     asks = _asks(f"shape ({first}, {second})", (first, second), also, rest, waits)
     if asks.nothing:
         ordered = places[:2] == [first, second]
-        return Reward(asks, function if ordered else lambda gold, said: function(**{first: gold, second: said}))
+        if ordered:
+            return Reward(asks, lambda case: function(case.reference, case.response))
+        return Reward(asks, lambda case: function(**{first: case.reference, second: case.response}))
 
     def _ours(case: Case) -> dict[str, Any]:
         return {**case.columns, first: case.reference, second: case.response}
@@ -107,7 +110,7 @@ def _single(
 ) -> Reward:
     """A reward of one response. Those of an `async def` are awaited together, each for at most `patience` seconds."""
     if not asks.batch:
-        return Reward(asks, lambda asked, response: read(called(values(load_case(asked, response)))))
+        return Reward(asks, lambda case: read(called(values(case))))
     runner = asyncio.Runner()
 
     async def _awaited(case: Case, patience: float | None) -> object:
@@ -136,7 +139,7 @@ def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool
             [{"role": "assistant", "content": case.response}] if chat else case.response
             for case, chat in zip(cases, chats, strict=True)
         ]
-        values[IDS] = [list(case.ids) for case in cases]
+        values["completion_ids"] = [list(case.ids) for case in cases]
         found = called(values)
         results = list(runner.run(found) if waits else found)
         if len(results) != len(cases):

@@ -28,6 +28,7 @@ from commands.supervised import (
 )
 from core.config import Config, RewardModelConfig, SftConfig, StarterConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
+from core.protocols import Case
 from core.records import Verdict
 from core.run_directory import RunDirectory
 from learner.packing.examples import Pair, Text, pair_batches, text_batches
@@ -196,9 +197,9 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_weights(rewards: Path, mod
     assert left == right
 
 
-def items(count: int) -> list[tuple[str, str]]:
+def cases(count: int) -> list[Case]:
     return [
-        (chat.dump_messages((Message("user", f"{i}?"),)), said)
+        Case(chat.dump_messages((Message("user", f"{i}?"),)), said)
         for i in range(count)
         for said in ("yes please", "no way", "")
     ]
@@ -206,13 +207,13 @@ def items(count: int) -> list[tuple[str, str]]:
 
 def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_batch(rewards: Path, model: str) -> None:
     policy = str(rewards / "policy")
-    asked = [(*chat.load_messages(told), Message("assistant", said)) for told, said in items(5)]
+    asked = [(*chat.load_messages(case.reference), Message("assistant", case.response)) for case in cases(5)]
     together = RewardScorer(policy, batch_tokens=10_000, device="cpu").score(asked)
     alone = RewardScorer(policy, batch_tokens=1, device="cpu").score(asked)
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
     settings = RewardModelConfig(path=policy, threshold=0.25)
-    verdicts = RewardJudge(settings, local_scorer).judge(items(5))
+    verdicts = RewardJudge(settings, local_scorer).judge(cases(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
     )
@@ -226,8 +227,8 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
-    long = [(chat.dump_messages((Message("user", "x" * 3000),)), "yes")]
-    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *items(1)])
+    long = [Case(chat.dump_messages((Message("user", "x" * 3000),)), "yes")]
+    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *cases(1)])
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)
     assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
@@ -245,17 +246,16 @@ def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards
     from tasks.dialogue.reward_actor import RewardService
 
     settings = RewardModelConfig(path=str(rewards / "policy"), cpus=0.5)
-    expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(items(3))]
+    expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(cases(3))]
     judge = RewardJudge(settings, RewardService)
-    assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
+    assert [one.reward for one in judge.judge(cases(3))] == pytest.approx(expected, abs=1e-5)
     ray.kill(judge._scorer._actor)  # type: ignore[union-attr]
-    assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
+    assert [one.reward for one in judge.judge(cases(3))] == pytest.approx(expected, abs=1e-5)
     judge.close()
-    hasty = RewardJudge(
-        settings.model_copy(update={"deadline": 1e-3}), RewardService
-    )  # the model alone takes longer to load
+    # the model alone takes longer to load
+    hasty = RewardJudge(settings.model_copy(update={"deadline": 1e-3}), RewardService)
     with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s .*, 2 times"):
-        hasty.judge(items(1))
+        hasty.judge(cases(1))
 
 
 def test_a_model_that_is_no_reward_model_is_refused(model: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
+from core.protocols import Case
 from core.records import Finish, IntArray, Judged, Problem, Scored, Start, Trajectory, Verdict
 from core.run_directory import (
     LOGGER,
@@ -193,9 +194,8 @@ def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path)
     task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)
     judges = start_judges(task)
     program = "def f(x):\n    raise Exception('\\ud800\\x1b[2J\\n' + 'x' * 10**6)"
-    verdict = judges.judge([(json.dumps({"format": "asserts", "setup": "", "tests": ["assert f(1) == 1"]}), program)])[
-        0
-    ]
+    tests = json.dumps({"format": "asserts", "setup": "", "tests": ["assert f(1) == 1"]})
+    (verdict,) = judges.judge([Case(tests, program)])
     judges.close()
     assert verdict.detail.startswith("run-time error: Exception: \\ud800\\x1b[2J\\nxxx")
     assert len(verdict.detail) <= 300

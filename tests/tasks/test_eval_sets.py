@@ -102,7 +102,7 @@ def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task)
 
 
 def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
-    judges = {label: source.judges for label, source in task._sources.items()}
+    judges = {label: source.judge for label, source in task._sources.items()}
     assert judges["exam"] is judges["aime"] is judges[""]
     assert judges["rule"] is not judges["exam"]
 

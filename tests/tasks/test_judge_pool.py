@@ -15,6 +15,7 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
+from core.protocols import Case
 from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judge_pool import JudgePool, LocalJudge
 from tasks.judging import start_judges
@@ -30,7 +31,7 @@ def pool() -> Iterator[JudgePool]:
 
 
 def test_verdicts_come_in_the_order_of_the_items(pool: JudgePool) -> None:
-    verdicts = pool.judge([("", f"say {i}") for i in range(300)])
+    verdicts = pool.judge([Case("", f"say {i}") for i in range(300)])
     assert [verdict.reward for verdict in verdicts] == [float(i) for i in range(300)]
     assert pool.judge([]) == []
 
@@ -55,7 +56,7 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
         "number": "",
         "true": "",
     }
-    items = [("", word) for word in asked] + [("", "say 1")] * 50
+    items = [Case("", word) for word in asked] + [Case("", "say 1")] * 50
     verdicts = pool.judge(items)
     told = {word: re.sub(r"line \d+", "line N", one.detail) for word, one in zip(asked, verdicts, strict=False)}
     assert told == asked
@@ -66,13 +67,13 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
 
 def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = JudgePool(f"{SELF}:misbehave", workers=1, limit=60.0, memory_gib=2.0, patience=1.0)
-    assert hasty.judge([("", "hang")])[0].detail == "judge timed out after 1 s"  # it sleeps
+    assert hasty.judge([Case("", "hang")])[0].detail == "judge timed out after 1 s"  # it sleeps
     hasty.close()
     frugal = JudgePool(f"{SELF}:misbehave", workers=1, limit=0.5, memory_gib=2.0, patience=60.0)
-    assert frugal.judge([("", "hang in c")])[0].detail == "judge timed out after 0.5 s of processor time"
+    assert frugal.judge([Case("", "hang in c")])[0].detail == "judge timed out after 0.5 s of processor time"
     frugal.close()
     monkeypatch.setattr("core.child.EXIT_LIMIT", 0.1)
-    (mute,) = pool.judge([("", "close")])
+    (mute,) = pool.judge([Case("", "close")])
     assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output but did not end", True)
     assert (hasty.replaced, frugal.replaced, pool.replaced) == (1, 1, 1)
 
@@ -83,7 +84,7 @@ def test_a_machine_that_is_busy_changes_no_verdict() -> None:
     judges.wait_until_ready()
     worker = judges._workers[0]._process.pid
     with ThreadPoolExecutor(1) as other:
-        judging = other.submit(judges.judge, [("", "compute")])
+        judging = other.submit(judges.judge, [Case("", "compute")])
         time.sleep(0.1)
         os.kill(worker, signal.SIGSTOP)
         time.sleep(2.0)
@@ -96,7 +97,7 @@ def test_a_machine_that_is_busy_changes_no_verdict() -> None:
 def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
     """Ctrl-C in the middle of thousands of programs."""
     with ThreadPoolExecutor(1) as other:
-        judging = other.submit(pool.judge, [("", "hang")] * 1000)
+        judging = other.submit(pool.judge, [Case("", "hang")] * 1000)
         while len(pool._threads._threads) < 2:  # both have begun
             time.sleep(0.01)
         pool.close()
@@ -106,14 +107,14 @@ def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
 
 
 def test_the_pool_goes_on_after_losing_a_worker(pool: JudgePool) -> None:
-    assert not pool.judge([("", "die")])[0].correct
-    assert pool.judge([("", "say 5")])[0].reward == 5.0
+    assert not pool.judge([Case("", "die")])[0].correct
+    assert pool.judge([Case("", "say 5")])[0].reward == 5.0
 
 
 def test_what_a_verifier_started_ends_with_its_worker(tmp_path: Path) -> None:
     judges = JudgePool(f"{SELF}:child_that_stays", workers=1, limit=60.0, memory_gib=0.0)
     note = tmp_path / "child"
-    assert judges.judge([("", str(note))])[0].detail == "judge crashed: exit status 7"
+    assert judges.judge([Case("", str(note))])[0].detail == "judge crashed: exit status 7"
     deadline = time.monotonic() + 60
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(note.read_text()))
@@ -131,7 +132,7 @@ def test_judges_work_where_many_files_are_open() -> None:
             while opened.enter_context(open(os.devnull)).fileno() < 1024:
                 pass
             judges = JudgePool(f"{SELF}:misbehave", workers=1, limit=60.0, memory_gib=0.0)
-            verdicts = judges.judge([("", "say 5")])
+            verdicts = judges.judge([Case("", "say 5")])
             judges.close()
             assert verdicts[0].reward == 5.0
             with Sandbox("unsafe-subprocess", Limits(60.0, 512)).session(Program("")) as session:
@@ -142,14 +143,14 @@ def test_judges_work_where_many_files_are_open() -> None:
 
 @pytest.mark.parametrize("text", ["\ud800 lone surrogate", "\x00\n\r\u2028", "é" * 200_000, ""])
 def test_any_text_reaches_the_verifier_unchanged(pool: JudgePool, text: str) -> None:
-    assert pool.judge([(text, text)])[0].detail == f"equal {len(text)}"
+    assert pool.judge([Case(text, text)])[0].detail == f"equal {len(text)}"
 
 
 @pytest.mark.parametrize("path", ["nowhere:verify", f"{SELF}:nothing", f"{SELF}:NUMBER", SELF])
 def test_a_verifier_that_cannot_be_loaded_is_one_clear_error(path: str) -> None:
     judges = JudgePool(path, workers=1, limit=1.0, memory_gib=0.0)
     with pytest.raises(ConfigError, match=f"judge cannot start: verifier '{path}'"):
-        judges.judge([("", "")])
+        judges.judge([Case("", "")])
     judges.close()
 
 
@@ -175,13 +176,13 @@ def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
     (tmp_path / "loads_once.py").write_text(ONCE)
     monkeypatch.syspath_prepend(tmp_path)
     judges = JudgePool("loads_once:verify", workers=1, limit=60.0, memory_gib=0.0)
-    assert judges.judge([("", "say")])[0].reward == 1.0
+    assert judges.judge([Case("", "say")])[0].reward == 1.0
     with pytest.raises(ActorError, match=r"a judging worker died and cannot be restarted: .*the licence is in use"):
-        judges.judge([("", "die"), ("", "say")])
+        judges.judge([Case("", "die"), Case("", "say")])
     judges.close()
 
 
-ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
+CASES = [Case("3", "so it is 3\n#### 3"), Case("3", "#### 4"), Case("3", "nothing")]
 
 
 def test_the_verdicts_are_those_of_a_judging_process() -> None:
@@ -189,8 +190,8 @@ def test_the_verdicts_are_those_of_a_judging_process() -> None:
     pool = JudgePool(verifier, workers=1, limit=60.0, memory_gib=0.0)
     local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
     assert isinstance(local, LocalJudge)
-    found = local.judge(ITEMS)
-    assert found == pool.judge(ITEMS)
+    found = local.judge(CASES)
+    assert found == pool.judge(CASES)
     assert [one.correct for one in found] == [True, False, False]
     pool.close()
 
@@ -198,7 +199,7 @@ def test_the_verdicts_are_those_of_a_judging_process() -> None:
 def test_a_reward_beside_the_run_is_found_and_may_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text("def reward(reference, response):\n    return 1 / len(response)\n")
     monkeypatch.chdir(tmp_path)
-    verdicts = LocalJudge("beside:reward").judge([("", "ab"), ("", "")])
+    verdicts = LocalJudge("beside:reward").judge([Case("", "ab"), Case("", "")])
     assert verdicts[0].reward == 0.5
     assert verdicts[1].reward == 0.0
     assert "ZeroDivisionError" in verdicts[1].detail

@@ -53,7 +53,7 @@ def test_a_step_within_a_token_or_beyond_the_end_pays_the_token_that_covers_it()
     ("steps", "failed"), [(((3, 0.5),), False), (((3, float("nan")),), True), (((3,),), True), ((3,), True)]
 )
 def test_a_users_steps_are_checked(steps: tuple[tuple[int, float], ...], failed: bool) -> None:
-    verdict = judge_one(lambda _reference, _response: Verdict(1.0, True, steps=steps), "", "", 0.0)
+    verdict = judge_one(lambda: Verdict(1.0, True, steps=steps), 0.0)
     assert verdict.judge_failed == failed
     assert failed or verdict.steps == ((3, 0.5),)
 

@@ -15,6 +15,7 @@ import pytest
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
+from core.protocols import Case
 from core.records import Verdict
 from tasks.code.confinement import package_paths
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
@@ -68,8 +69,8 @@ def test_fifty_problems_for_standard_input(bubblewrap: None) -> None:
     items = load_items(config, read_apps, str(STDIN), "train")
     assert len({item.prompt for item in items}) == 50
     judges = start_judges(config)
-    right = judges.judge([(item.reference, item.solution or "") for item in items])
-    wrong = judges.judge([(item.reference, f"{item.solution}\nprint('x')") for item in items])
+    right = judges.judge([Case(item.reference, item.solution or "") for item in items])
+    wrong = judges.judge([Case(item.reference, f"{item.solution}\nprint('x')") for item in items])
     judges.close()
     assert [item.prompt for item, one in zip(items, right, strict=True) if not one.correct] == []
     assert {one.reward for one in wrong} == {CodeConfig().failed}
@@ -81,7 +82,7 @@ def test_mbpp_in_the_format_of_apps(bubblewrap: None, shared_data: Path, whole_d
     columns = Columns(prompt="question", tests="input_output", solution="solutions")
     items = [read_apps(row, columns, "mbpp") for row in rows][:100]
     judges = start_judges(TaskConfig(name="apps", columns=columns, judge_workers=2, judge_timeout=60.0))
-    verdicts = judges.judge([(item.reference, item.solution or "") for item in items])
+    verdicts = judges.judge([Case(item.reference, item.solution or "") for item in items])
     judges.close()
     assert [item.prompt for item, one in zip(items, verdicts, strict=True) if not one.correct] == []
 

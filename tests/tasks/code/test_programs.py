@@ -11,6 +11,7 @@ import pytest
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
+from core.protocols import Case
 from core.records import Verdict
 from tasks.code.asserts import AssertTests, ask
 from tasks.code.confinement import SandboxError
@@ -93,10 +94,10 @@ def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Pat
     items = items[::4] if whole_data else items
     config = TaskConfig(name="mbpp", columns=MBPP, judge_workers=2, judge_timeout=60.0)  # the machine may be busy
     judges = start_judges(config)
-    verdicts = judges.judge([(item.reference, item.solution or "") for item in items])
+    verdicts = judges.judge([Case(item.reference, item.solution or "") for item in items])
     usual = [item for item in items if is_usual(item)][:40]
     assert len(usual) == (40 if whole_data else 9)
-    wrong = judges.judge([(with_wrong_values(item), item.solution or "") for item in usual])
+    wrong = judges.judge([Case(with_wrong_values(item), item.solution or "") for item in usual])
     judges.close()
     assert [item.prompt for item, verdict in zip(items, verdicts, strict=True) if not verdict.correct] == []
     assert {verdict.reward for verdict in verdicts} == {1.0}
@@ -282,7 +283,7 @@ def test_the_sandbox_fails_closed(
 
 def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
     pool = JudgePool("tests.tasks.verifiers:misbehave", workers=1, limit=60.0, memory_gib=0.0, failed_reward=-1.0)
-    verdicts = pool.judge([("", "raise"), ("", "die"), ("", "say 1")])
+    verdicts = pool.judge([Case("", "raise"), Case("", "die"), Case("", "say 1")])
     pool.close()
     assert [(verdict.reward, verdict.judge_failed) for verdict in verdicts] == [
         (-1.0, True),
@@ -295,7 +296,7 @@ def test_without_judging_processes_programs_are_still_confined(bubblewrap: None)
     judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
     program = "import os\ndef f(x): return os.listdir('/etc')"
     wrong = "def f(x): return 2"
-    verdicts = judges.judge([(reference("assert f(1) == 1"), program), (reference("assert f(1) == 1"), wrong)])
+    verdicts = judges.judge([Case(reference("assert f(1) == 1"), text) for text in (program, wrong)])
     judges.close()
     assert [verdict.reward for verdict in verdicts] == [-0.6, -0.3]
 

@@ -8,6 +8,7 @@ import pytest
 from commands.evaluate import compare_by_judge
 from core.config import LanguageJudgeConfig, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError
+from core.protocols import Case
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.language_judge import (
@@ -54,9 +55,7 @@ def test_scores_become_rewards_and_the_task_is_judged_by_them() -> None:
         config = RewardModelConfig(judge=settings(served.url))
         judge = start_judges(TaskConfig(name="dialogue"), config)
         assert isinstance(judge, LanguageJudge)
-        best, middle, worst, none = judge.judge(
-            [(HELLO, "x" * 10), (HELLO, "x" * 7), (HELLO, "x"), (HELLO, "Score: 10")]
-        )
+        best, middle, worst, none = judge.judge([Case(HELLO, text) for text in ("x" * 10, "x" * 7, "x", "Score: 10")])
         judge.close()
     # 2 (score - 1) / 9 - 1: 1, 1/3 and -1
     assert [one.reward for one in (best, middle, worst)] == pytest.approx([1.0, 1 / 3, -1.0])

@@ -10,6 +10,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from core.config import Config, RewardModelConfig
 from core.errors import ModelError
+from core.protocols import Case
 from tasks.corpus import character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
@@ -45,8 +46,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(*replies: str) -> list[tuple[str, str]]:
-    return [(chat.dump_messages((Message("user", "Hi"),)), reply) for reply in replies]
+def asked(*replies: str) -> list[Case]:
+    return [Case(chat.dump_messages((Message("user", "Hi"),)), reply) for reply in replies]
 
 
 def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from core.config import TaskConfig
+from core.protocols import Case
 from core.records import Verdict
 from tasks.judging import start_judges
-from tasks.rewards.cases import Case
-from tasks.rewards.combined import Rewards
 
 Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 
@@ -47,8 +46,7 @@ def served(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def judged(url: str, cases: list[Case], **settings: Any) -> list[Verdict]:
     config = TaskConfig.model_validate({"name": "gsm8k", "reward": url} | settings)
     with closing(start_judges(config)) as judges:
-        assert isinstance(judges, Rewards)
-        return judges.judge_cases(cases)
+        return judges.judge(cases)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +61,7 @@ def endings(request: dict[str, Any], _: int) -> tuple[int, Any]:
 
 def cases(count: int) -> list[Case]:
     return [
-        Case(f"{n}", f"#### {n % 3}", f"r: row {n}", text="Q\nA:", query=f"Q\nA:#### {n % 3}") for n in range(count)
+        Case(f"{n}", f"#### {n % 3}", f"r: row {n}", prompt="Q\nA:", query=f"Q\nA:#### {n % 3}") for n in range(count)
     ]
 
 

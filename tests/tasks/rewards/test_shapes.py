@@ -9,12 +9,11 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
+from core.protocols import Asks, Case
 from core.records import Verdict
 from tasks.judge_pool import JudgePool
 from tasks.judging import start_judges
 from tasks.problems import Item
-from tasks.rewards.cases import Asks, Case
-from tasks.rewards.combined import Rewards
 
 HERE = "tests.tasks.rewards.published"
 
@@ -26,8 +25,7 @@ def judged(names: Any, cases: Sequence[Case], **settings: Any) -> list[Verdict]:
         given = {"rewards": [{"name": name, "weight": weight} for name, weight in names]}
     config = TaskConfig.model_validate({"name": "gsm8k", "judge_timeout": 60.0} | given | settings)
     with closing(start_judges(config)) as judges:
-        assert isinstance(judges, Rewards)
-        return judges.judge_cases(cases)
+        return judges.judge(cases)
 
 
 def rewards(names: Any, cases: Sequence[Case], **settings: Any) -> list[float]:
@@ -73,7 +71,10 @@ def test_our_shape_takes_the_prompt_and_columns() -> None:
     ]
     assert rewards("with_prompt", cases) == [3.0, 0.5]
     with closing(JudgePool(f"{HERE}:with_default", workers=1, limit=60.0, memory_gib=0.0)) as pool:
-        assert [verdict.reward for verdict in pool.judge([("4", "4"), ("4", "5")])] == [0.5, 0.0]  # a task's own judge
+        assert [verdict.reward for verdict in pool.judge([Case("4", "4"), Case("4", "5")])] == [
+            0.5,
+            0.0,
+        ]  # a task's own judge
     assert [verdict.correct for verdict in judged("by_name", [Case("4", "4!"), Case("4!", "4")])] == [True, False]
 
 
@@ -87,9 +88,8 @@ def test_async_rewards_are_awaited_together_and_one_that_hangs_is_named() -> Non
     cases = [Case("a", "a"), *[Case("a", "b")] * 60, Case("", "slow", "rows.jsonl: row 9")]
     config = TaskConfig(name="gsm8k", reward=f"{HERE}:waits", judge_timeout=0.2)  # 2 s on the wall clock
     with closing(start_judges(config)) as judges:
-        assert isinstance(judges, Rewards)
         begun = time.monotonic()
-        first, *others, slow = judges.judge_cases(cases)
+        first, *others, slow = judges.judge(cases)
         assert time.monotonic() - begun < 12  # 14 s one after the other
     assert (first.reward, {other.reward for other in others}) == (1.0, {0.0})
     assert slow.detail == "judge raised TimeoutError: no reward after 2 s, on rows.jsonl: row 9"
@@ -102,9 +102,8 @@ def test_in_a_batch_only_the_row_at_fault_fails_and_is_named() -> None:
     ]
     config = TaskConfig(name="gsm8k", reward=f"{HERE}:stumbles", judge_timeout=0.2)
     with closing(start_judges(config)) as judges:
-        assert isinstance(judges, Rewards)
-        found = judges.judge_cases(cases)
-        assert [verdict.reward for verdict in judges.judge_cases(cases[::4])] == [3.0, 2.0]  # by a new process
+        found = judges.judge(cases)
+        assert [verdict.reward for verdict in judges.judge(cases[::4])] == [3.0, 2.0]  # by a new process
     assert [verdict.reward for verdict in found] == [3.0, 0.0, 0.0, 0.0, 2.0]
     assert [verdict.judge_failed for verdict in found] == [False, True, True, True, False]
     assert found[1].detail.startswith("judge raised ValueError: bad (published.py, line ")

@@ -19,6 +19,7 @@ from bench.learning.lock import LOCK
 from bench.learning.stories import STORIES
 from core.config import StarterConfig
 from core.errors import ConfigError, DataError
+from core.protocols import Case
 from core.records import Verdict
 from core.sections.tasks import TASKS
 from tasks.judge_worker import load_verifier
@@ -103,7 +104,7 @@ def kind_of(puzzle: Puzzle) -> TaskKind:
 def verifier(puzzle: Puzzle) -> Callable[[str, str], Verdict]:
     reward = load_verifier(kind_of(puzzle).verifier).one
     assert reward is not None
-    return cast(Callable[[str, str], Verdict], reward)
+    return lambda reference, response: cast(Verdict, reward(Case(reference, response)))
 
 
 @pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.name)

@@ -11,6 +11,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
+from core.protocols import Case
 from tasks.judging import start_judges
 from tasks.kinds import task_items
 from tasks.problems import Item
@@ -77,7 +78,7 @@ def test_twenty_data_sets_are_judged_with_their_own_scores() -> None:
             cases, expected = [], []
             for place, (item, entry) in enumerate(zip(items, entries, strict=True)):
                 for answer in (answers[place], answers[place - 1], answers[place][:-1], ""):
-                    cases.append((item.reference, f"I think <answer>0</answer>, no: <answer> {answer} </answer>."))
+                    cases.append(Case(item.reference, f"I think <answer>0</answer>, no: <answer> {answer} </answer>."))
                     expected.append(float(data.score_answer(answer.strip(), entry)))
             verdicts = judges.judge(cases)
             assert [verdict.detail for verdict in verdicts if verdict.judge_failed] == []

@@ -9,6 +9,7 @@ import pytest
 from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
 from core.errors import ConfigError, DataError
+from core.protocols import Case
 from core.records import Episode, Finish, Start, Trajectory, Verdict
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
@@ -92,14 +93,21 @@ def trajectory(episode: Episode) -> Trajectory:
     return Trajectory(start, 0, zeros, zeros.astype(np.float32), zeros, Finish.STOP, mask, episode)
 
 
+def case(one: Trajectory) -> Case:
+    return Case("", "", episode=one.episode, tokens=one.tokens.size)
+
+
 def test_the_rewards_of_turns() -> None:
     """0.25 after the second token, 1 at the end: the verdict has the last one, or a judge of the text has both added."""
     judge = EpisodeJudge()
     for correct, succeeded in ((None, True), (False, False)):
-        verdict = judge.verdict(trajectory(Episode(((1, 0.25), (4, 1.0)), 1.25, 2, correct, "why")))
+        (verdict,) = judge.judge([case(trajectory(Episode(((1, 0.25), (4, 1.0)), 1.25, 2, correct, "why")))])
         assert verdict == Verdict(1.0, succeeded, "why")
     cut = trajectory(Episode(((1, 0.0),), 0.0, 1))
-    assert judge.verdict(cut) == Verdict(0.0, False)
+    assert judge.judge([case(cut), Case("", "")]) == [
+        Verdict(0.0, False),
+        Verdict(0.0, False, "no environment answered", judge_failed=True),
+    ]
 
     one, none = trajectory(Episode(((1, 0.25), (4, 1.0)), 1.25, 2)), Verdict(1.0, True)
     alone, added = (step_rewards(one, none, str, by_world) for by_world in (True, False))
