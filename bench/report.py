@@ -105,6 +105,12 @@ def overview() -> str:
     return "\n".join(lines) + "\n"
 
 
+def grid(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [" | ".join(heading), " | ".join(["---"] * len(heading)), *(" | ".join(row) for row in rows)]
+    return [*(f"| {line} |" for line in lines), ""]
+
+
 def table(name: str, checks: Sequence[Check], settings: Mapping[str, object]) -> str:
     """The checks as a Markdown table."""
     head = [f"# {name}", "", ", ".join(f"{key} {value}" for key, value in settings.items()), ""]

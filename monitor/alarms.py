@@ -8,7 +8,7 @@ from trainer.metrics import IterationMetrics
 SPELL = 10  # iterations without any reward, or with useless replay, after which a person is told
 NEAR = 0.02  # distance of a success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing
 RARE = 0.05  # success below which rewards are rare: with 8 samples, two starts in three have none
-MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1  # success of lost roots (bench/tuning.md): runs that learn hardly ever have both
+MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1  # success of lost roots in generated tasks: runs that learn hardly ever have both
 LEARNT, HARDLY = 0.2, 0.002  # replayed success of chains being learnt, root success of at most one in 512 rollouts
 HOLDS = 0.2  # weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded
 MOST_KL = 0.01  # KL of an update in nats per token that may be damage, if the root succeeds less than before

@@ -38,9 +38,9 @@ For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a b
 | `algorithm.aggregation` `token-mean` | DAPO (2503.14476) |
 | `learner.max_grad_norm` 1, Adam's settings | PyTorch and all four peers |
 | `replay.ratio` 0, `replay.imitated` 0, `algorithm.positive_coefficient` 0 | no sure gain with a pretrained model, and they take time ([method.md](method.md#defaults)) |
-| `replay.exclude_wrong` false | undecided on sums ([results.md](results.md#replay-and-imitation-on-sums)) |
-| `replay.canonical` false | no gain on GSM8K at one seed index, undecided on sums at three ([results.md](results.md#hints-for-problems-without-a-success)) |
-| the other `replay.*`, `algorithm.normalise` | measured on generated tasks ([ablations.md](ablations.md)) |
+| `replay.exclude_wrong` false | undecided on sums ([results.md](results.md#earlier-results)) |
+| `replay.canonical` false | no gain on GSM8K at one seed index, undecided on sums at three ([results.md](results.md#earlier-results)) |
+| the other `replay.*`, `algorithm.normalise` | measured on generated tasks ([method.md](method.md#defaults)) |
 | `learner.gap_tolerance` 4 | measured with SmolLM2 in bfloat16 ([learner.md](learner.md#do-engines-and-learner-agree)) |
 """
 

@@ -1,1 +1,1 @@
-"""Does replay learn more than PPO? `python -m bench.learning`: a matrix of runs, its statistics, table and plots."""
+"""Do replay and imitation learn more than PPO on generated tasks? `python -m bench.learning` (bench/README.md)."""

@@ -1,5 +1,5 @@
 """The assay: restarts from states of several kinds against the root, without reinforcement learning (PROTOCOL.md, P0).
-Engines, judges and the critic are the product's own. Each stage is kept in the run's folder, so a run that was killed
+Engines and judges are the product's own. Each stage is kept in the run's folder, so a run that was killed
 goes on after the last one."""
 
 import pickle
@@ -14,24 +14,20 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bench.real.statistics import cuts
 from core.config import ResolvedConfig
 from core.records import Boundaries, Finish, IntArray, Judged, Provenance, ReplayedState, Sampling
 from core.run_directory import RunDirectory
 from core.seeds import derive, generator
-from replay.success import Feature, fit, sigmoid
 from trainer.build import iteration_settings
 from trainer.records import Components
-from trainer.starts import decided_share, fresh_starts, own_provenance, replayed_starts, value_queries
+from trainer.starts import fresh_starts, own_provenance, replayed_starts
 
 DEPTHS = (0.2, 0.4, 0.6, 0.8)
 SAMPLES = 16  # from each root
-CHOSEN = {"gsm8k": 60, "mbpp": 20}  # problems whose states are tried
+CHOSEN = 20  # problems whose states are tried
 FAILURES = 4  # of each
 TRIED = 4  # continuations of each failed state, for its Monte-Carlo value
 CONTINUATIONS = 8  # of each restart
-LEARNT = 8  # of the root samples of a problem, by the critic
-CRITIC_BATCH = 32  # problems
 Row = dict[str, Any]
 Reals = npt.NDArray[np.float64]
 T = TypeVar("T")
@@ -85,7 +81,6 @@ class Chosen:
 
     problem_id: str
     failures: list[list[ReplayedState]]  # [FAILURES][depth]
-    left: Reals  # [FAILURES, depth] share of their decisions that is still to come
     success: list[ReplayedState] | None  # [depth] of an own success
     canonical: list[ReplayedState] | None
 
@@ -116,15 +111,11 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
     for at in rng.permutation(len(roots)).tolist():
         group = [roots[at][i] for i in rng.permutation(len(roots[at])).tolist()]
         name, cut = group[0].trajectory.start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
-        left: list[Reals] = []  # of the failures
         for item in group:
             one, kind = item.trajectory, own_provenance(item)
             states = states_of(name, one.response_ids, parts.boundaries, kind)
             if one.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
-                if not item.verdict.correct:
-                    lengths = [state.prefix_ids.size for state in states]
-                    left.append(1.0 - decided_share(one)[lengths].astype(np.float64))
         solved, solution = any(item.verdict.correct for item in group), parts.by_id[name].solution_ids
         usable = len(cut[False]) >= FAILURES and (not solved or cut[True])
         if usable and len(found[solved]) < count // 2:
@@ -132,16 +123,15 @@ def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[
             if solution is not None:
                 given = states_of(name, solution, parts.boundaries, Provenance.CANONICAL)
             success = cut[True][0] if solved else None
-            found[solved].append(Chosen(name, cut[False][:FAILURES], np.stack(left[:FAILURES]), success, given))
+            found[solved].append(Chosen(name, cut[False][:FAILURES], success, given))
     return [*found[True], *found[False]]
 
 
 def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, scale: float) -> Row:
     """All stages of the assay. `scale`: share of the chosen problems, for trials (the rows are cut already)."""
-    task = "gsm8k" if config.task.name == "gsm8k" else "mbpp"
     assay = Assay(parts, iteration_settings(config).sampling, config.run.seed, directory.path)
     roots = assay.stage("roots", lambda: assay.from_roots(parts.by_id, SAMPLES, "roots"))
-    chosen = choose(assay, roots, max(4, round(scale * CHOSEN[task])))
+    chosen = choose(assay, roots, max(4, round(scale * CHOSEN)))
     names = [one.problem_id for one in chosen]
     again = assay.stage("root again", lambda: assay.from_roots(names, CONTINUATIONS * len(DEPTHS), "again"))
     failed = [state for one in chosen for states in one.failures for state in states]
@@ -158,10 +148,6 @@ def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, 
         for ((at, _), state), group in zip(own.items(), assay.stage(kind, make), strict=True):
             wrong = parts.task.prefix_is_wrong(state.problem_id, state.prefix_ids)
             rows[at].setdefault(kind, []).append([*assay.tally(group), wrong])
-    values, critic = None, Row()
-    if task == "gsm8k":
-        others = [group for group in roots if group[0].trajectory.start.problem_id not in names]
-        values, critic = assay.stage("critic", lambda: critic_values(assay, others, failed))
     tallies = [assay.tally(group) for group in roots]
     return {
         "scale": scale,
@@ -173,8 +159,7 @@ def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, 
             "truncated": float(np.mean([item.trajectory.finish.truncated for group in roots for item in group])),
         },
         "chosen": rows,
-        "precision": precision(wins, values, np.stack([one.left.ravel() for one in chosen])),
-        "critic": critic,
+        "precision": precision(wins),
         "stages": assay.costs,
     }
 
@@ -193,56 +178,21 @@ def restart_states(chosen: Sequence[Chosen], wins: Reals) -> dict[str, dict[tupl
     return found
 
 
-def critic_values(
-    assay: Assay, roots: Sequence[Sequence[Judged]], states: Sequence[ReplayedState]
-) -> tuple[list[float], Row]:
-    """The values of states by a critic that has learnt from some of the samples of other problems, and how well it
-    predicted each batch before it learnt from it."""
-    learner, found = assay.parts.learner, []
-    for at in range(0, len(roots), CRITIC_BATCH):
-        batch = [item for group in roots[at : at + CRITIC_BATCH] for item in group[:LEARNT]]
-        found.append(learner.update(learner.score(batch), assay.parts.boundaries).value_auc)
-    values = [float(own[0]) for own in learner.values(value_queries(states, assay.parts.by_id))]
-    return values, {"auc": found, "trajectories": LEARNT * len(roots)}
-
-
-def precision(wins: Reals, values: Sequence[float] | None, left: Reals) -> dict[str, list[float]]:
+def precision(wins: Reals) -> dict[str, list[float]]:
     """By selector, for each chosen problem, the success of the state that it picks. `wins` [problem, failure, depth,
-    try]; `values`: the critic's, of all these states in order; `left` [problem, state]: share of decisions to come."""
+    try]."""
     problems, tries = len(wins), wins.reshape(len(wins), -1, wins.shape[-1])
     half = tries.shape[-1] // 2
     first, second = tries[..., :half].sum(axis=-1), tries[..., half:].mean(axis=-1)
-    each = np.arange(problems)
-    found = {"random": tries.mean(axis=(1, 2)), "half of the tries": second[each, first.argmax(axis=1)]}
-    if values is not None:
-        value = np.array(values).reshape(problems, -1)
-        chance = model_chances(left, value, tries)
-        for name, score in (("critic", value), ("success model", chance)):
-            found[name] = tries.mean(axis=-1)[each, score.argmax(axis=1)]
+    found = {"random": tries.mean(axis=(1, 2)), "half of the tries": second[np.arange(problems), first.argmax(axis=1)]}
     return {name: of_problems.tolist() for name, of_problems in found.items()}
 
 
-def model_chances(left: Reals, value: Reals, tries: Reals) -> Reals:
-    """[problem, state] the chance of success by the product's success model, fitted to the other half of the problems.
-    `left` [problem, state]: share of decisions still to come; `value`: the critic's; `tries` [problem, state, try]."""
-    scaled = (value - value.mean()) / (value.std() or 1.0)
-    mean = np.broadcast_to(scaled.mean(axis=1, keepdims=True), scaled.shape)
-    columns = {
-        Feature.ONE: np.ones_like(left),
-        Feature.LEFT: left,
-        Feature.FAILED: np.ones_like(left),
-        Feature.FAILED_LEFT: left,
-        Feature.CANONICAL: np.zeros_like(left),
-        Feature.PROBLEM_VALUE: mean,
-        Feature.VALUE: scaled - mean,
-        Feature.PARTIAL: np.zeros_like(left),
-        Feature.PARTIAL_LEFT: np.zeros_like(left),
-    }
-    features = np.stack([columns[name] for name in Feature], axis=-1)  # [problem, state, F]
-    won, found = tries.sum(axis=-1), np.zeros_like(left)
-    for parity in (0, 1):
-        own, other = slice(parity, None, 2), slice(1 - parity, None, 2)
-        rows = features[other].reshape(-1, len(Feature))
-        weights = fit(rows, won[other].ravel(), tries.shape[-1] - won[other].ravel())
-        found[own] = sigmoid(features[own] @ np.array(weights))
-    return found
+def cuts(allowed: Sequence[int], size: int, depths: Sequence[float]) -> tuple[int, ...] | None:
+    """The lengths next to these shares of a response of `size` tokens; None if two of them are the same.
+
+    >>> cuts([1, 2, 4, 5, 6], 7, (0.25, 0.5)), cuts([1], 7, (0.25, 0.5))
+    ((2, 4), None)
+    """
+    found = tuple(min(allowed, key=lambda length: abs(length - depth * size)) for depth in depths) if allowed else ()
+    return found if len(set(found)) == len(depths) else None

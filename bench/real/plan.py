@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.demo import changed
-from bench.runs import ROOT
+from bench.models import ROOT
+from bench.runs import Fields, Result, Run
 from core.config import Config
 from core.load import load_config
-
-Fields = Mapping[str, Any]  # fields of a configuration by 'section.field'
-Result = dict[str, Any]
 
 NO_IMITATION: Fields = {"replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
 NO_REPLAY: Fields = {"replay.ratio": 0.0}
@@ -23,44 +21,22 @@ ARMS: Mapping[str, Fields] = {
     "imitation": NO_REPLAY,
     "replay": NO_IMITATION,
     "both": {},
-    "checked": {"replay.exclude_wrong": True},
-    "hinted": {"replay.canonical": True},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
-    "epochs": {**NEITHER, "learner.epochs": 4},
-    "weak_kl": {**NEITHER, "algorithm.kl_coefficient": 0.02, "algorithm.kl_schedule": "constant"},
-    "fresh": NEITHER,
-    "prefix": {**NO_IMITATION, "replay.canonical": True},
-    "loss": NEITHER,  # no rollouts: `bench/real/hints.py`
-    "gsm8k": {},  # of the assay, whose arms are its tasks
-    "mbpp": {},
+    "mbpp": {},  # of the assay, whose arms are its tasks
 }
 TUNING_SEED = 0
-THREADS = 1  # of engine and learner: two runs at a time use two cores better than one run does
 RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
-    ("checked", "both"), ("checked", "imitation"), ("hinted", "both"), ("hinted", "imitation"),
-    ("epochs", "neither"), ("imitation", "epochs"), ("neither", "weak_kl"), ("imitation", "weak_kl"),
-    ("prefix", "fresh"),
 )  # fmt: skip
-"""Arms that are compared, the first minus the second. They differ in one thing, but for `checked` and `hinted`
-minus `imitation`."""
+"""Arms that are compared, the first minus the second. They differ in one thing."""
 
-GSM8K_FIELDS: Fields = {
-    "task.problems": "auto",  # all rows of the file of the seed index
-    "rollout.max_response_tokens": 192,
+MBPP_FIELDS: Fields = {
+    "rollout.max_response_tokens": 256,
     "rollout.max_running": 64,
+    "task.code.program_seconds": 5.0,
 }
-MAIN_FIELDS: Fields = {
-    **GSM8K_FIELDS,
-    "task.eval_problems": 326,
-    "rollout.starts": 12,
-    "rollout.samples": 8,
-    "replay.start_states": 64,
-    "replay.imitated": 16,
-}
-MBPP_FIELDS: Fields = {"rollout.max_response_tokens": 256, "task.code.program_seconds": 5.0}
 SUMS_FIELDS: Fields = {
     "task.max_operations": 2,
     "task.eval_problems": 200,
@@ -83,29 +59,9 @@ CODE_FIELDS: Fields = {
     "task.code.failed": 0.0,
     "rollout.starts": 8,
     "rollout.samples": 8,
-    "rollout.max_running": 64,
     "replay.start_states": 64,
     "replay.imitated": 16,
 }
-GAME_FIELDS: Fields = {
-    "task.name": "bench.real.game:dial",
-    "task.problems": 1024,
-    "task.eval_problems": 128,
-    "task.min_operations": 5,
-    "task.max_operations": 5,
-    "starter.max_operations": 6,
-    "starter.steps": 1000,
-    "rollout.max_prompt_tokens": 12,
-    "rollout.max_response_tokens": 20,
-    "rollout.starts": 16,
-    "rollout.samples": 8,
-    "rollout.max_running": 128,
-    "replay.fill": True,
-    "algorithm.kl_coefficient": 0.1,
-    "learner.policy_lr": 1.4e-3,
-}
-SLOW_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment_options": '{"delay": 0.05}'}
-SAVED_FIELDS: Fields = {**GAME_FIELDS, "rollout.environment": "bench.real.game:SavedDial"}
 ON: Mapping[str, Fields] = {
     "cpu": {"cluster.device": "cpu"},
     "cuda": {  # several runs share the GPU, so each has a cache of fixed size
@@ -117,16 +73,13 @@ ON: Mapping[str, Fields] = {
 }
 """Fields of a device. They set how fast a run is, not what it learns."""
 ASSAY_FIELDS: Fields = {
+    **MBPP_FIELDS,
     "task.eval_problems": 8,
-    "rollout.max_running": 64,
     "replay.boundary": "stride",  # a state may begin wherever a character ends
     "replay.stride": 1,
     "replay.imitated": 0,
     "algorithm.kl_coefficient": 0.0,
     "algorithm.positive_coefficient": 0.0,
-    "learner.critic_warmup": 10**6,  # the policy never learns
-    "learner.minibatches": 8,
-    "learner.value_lr": 1e-3,
 }
 
 
@@ -138,52 +91,20 @@ class Part:
     arms: tuple[str, ...]
     seeds: int  # seed indices 1, 2, ... that are planned
     fields: Fields
-    budget: int = 0
-    unit: str = "generated_tokens"  # of the budget: a metric of every iteration
-    data: str = ""  # data set of its problems; empty: they are generated, or it is the arm's
-    points: int = 2  # evaluations at equal distances before the last one
+    budget: int = 0  # generated tokens
+    data: str = ""  # data set of its problems; empty: they are generated
+    points: int = 1  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
     tuned: bool = False  # whether the learning rate is
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
-GAME_ARMS = (*FACTORS, "weak_kl")
 PARTS: Mapping[str, Part] = {
-    "assay": Part("gsm8k_smollm2", ("gsm8k", "mbpp"), 1, {}),
-    "main": Part("gsm8k_smollm2", FACTORS[:3], 4, MAIN_FIELDS, 160_000, data="gsm8k", points=1, last_samples=8),
-    "sums": Part(
-        "demo",
-        (*FACTORS, "checked", "hinted", "grpo"),
-        6,
-        SUMS_FIELDS,
-        60_000,
-        points=1,
-        tuned=True,
-        fewer={"replay": 3, "grpo": 3, "hinted": 3},
-    ),
-    "epochs": Part("demo", ("epochs",), 3, SUMS_FIELDS, 60_000, points=1, tuned=True),
-    "hints": Part("gsm8k_smollm2", ("fresh", "prefix", "loss"), 3, MAIN_FIELDS, 80_000, data="gsm8k"),
-    "code": Part("mbpp_smollm2", ("imitation", "replay", "both"), 3, CODE_FIELDS, 80_000, data="mbpp"),
-    "game": Part("rule", GAME_ARMS, 4, GAME_FIELDS, 200_000, "environment_steps", points=10),
-    "slow": Part("rule", FACTORS, 4, SLOW_FIELDS, 200_000, "environment_steps", points=10),
-    "saved": Part("rule", ("replay", "both"), 4, SAVED_FIELDS, 200_000, "environment_steps", points=10),
+    "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
+    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
+    "code": Part("mbpp_smollm2", FACTORS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run: an arm of a part at a seed index."""
-
-    part: str
-    arm: str
-    seed: int
-    rate: float | None = None  # learning rate of the policy; None: the recipe's
-
-    @property
-    def name(self) -> str:
-        """Of its folder. A tuning run's has its rate."""
-        return f"{self.part}-{self.arm}-{self.seed}" + (f"-{self.rate:g}" if self.seed == TUNING_SEED else "")
 
 
 def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:
@@ -215,33 +136,23 @@ def best_rate(rows: Sequence[Result]) -> float | None:
     return float(max(rows, key=_rank)["run"]["rate"])
 
 
-def data_of(run: Run) -> str:
-    """The data set of a run's problems; empty if they are generated."""
-    return run.arm if run.part == "assay" else PARTS[run.part].data
-
-
 def data_folder(run: Run, work: Path) -> Path:
     """Where the rows of a run's seed index are."""
-    return work / "data" / f"{data_of(run)}-{run.seed}"
+    return work / "data" / f"{PARTS[run.part].data}-{run.seed}"
 
 
 def held_out_file(run: Run) -> str:
-    """Its name in the folder of the seed index: parts on MBPP hold out different rows."""
+    """Its name in the folder of the seed index: parts on one data set hold out different rows."""
     return f"{run.part}_held_out.jsonl"
 
 
-def configuration(run: Run, work: Path, model: str, changes: Fields, device: str = "cpu") -> Config:
-    """The configuration of a run. `work`: folder of the splits, warm starts and runs; `model`: what it starts from,
-    or empty for the recipe's. Raises ConfigError."""
+def configuration(run: Run, work: Path, changes: Fields, device: str = "cpu") -> Config:
+    """The configuration of a run. `work`: folder of the splits and runs. Raises ConfigError."""
     part = PARTS[run.part]
-    recipe = "mbpp_smollm2" if run.arm == "mbpp" else part.recipe
     fields: dict[str, Any] = {**part.fields, **ARMS[run.arm]}
-    if run.part == "assay":
-        fields = {**ASSAY_FIELDS, **(MBPP_FIELDS if run.arm == "mbpp" else GSM8K_FIELDS)}
-    if data_of(run):
+    if part.data:
         data = data_folder(run, work)
         fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / held_out_file(run)}
-    fields |= {"model.path": model} if model else {}
     fields |= {"learner.policy_lr": run.rate} if run.rate else {}
     fixed = {
         "run.seed": run.seed,
@@ -249,7 +160,7 @@ def configuration(run: Run, work: Path, model: str, changes: Fields, device: str
         "run.iterations": 10_000,  # the budget of tokens ends a run
         "model.dtype": "float32",
         "evaluation.samples": 4,
-        "rollout.threads": THREADS,
-        "learner.threads": THREADS,
+        "rollout.threads": 1,  # two runs at a time use two cores better than one run does
+        "learner.threads": 1,
     }
-    return changed(load_config(ROOT / "configs" / f"{recipe}.yaml"), {**fields, **fixed, **ON[device], **changes})
+    return changed(load_config(ROOT / "configs" / f"{part.recipe}.yaml"), {**fields, **fixed, **ON[device], **changes})

@@ -11,17 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-from bench.learning.measures import plain
 from bench.real.assay import measure
-from bench.real.hints import solved, successes, supervised
-from bench.real.plan import PARTS, Run, configuration, data_of
-from bench.real.splits import warm_start, write_splits
-from bench.real.training import opened, train
-from bench.runs import append_line
+from bench.real.plan import PARTS, TUNING_SEED, configuration
+from bench.real.splits import write_splits
+from bench.runs import Run, append_line
+from bench.training import Schedule, opened, train
 from core.config import Config, ReplayConfig
-from core.errors import ConfigError
 from core.machine import this_machine
 from core.run_directory import read_jsonl
 from core.startup import set_environment
@@ -44,16 +39,21 @@ def machine_label(device: str) -> str:
     return f"{name}, {machine.cores} cores{', bf16' if machine.bfloat16 else ''}"
 
 
+def schedule_of(run: Run, scale: float) -> Schedule:
+    """A tuning run has half of the budget, and no held-out problem is evaluated."""
+    part, tuning = PARTS[run.part], run.seed == TUNING_SEED
+    budget = round(scale * (part.budget // 2 if tuning else part.budget))
+    return Schedule(budget, 0 if tuning else part.points, 0 if tuning else part.last_samples)
+
+
 def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
-    """The measures of one run that has rollouts."""
-    with opened(run, config) as (parts, resolved, directory):
+    """The measures of one run."""
+    with opened(run.name, config) as (parts, resolved, directory):
         if run.part == "assay":
             return measure(parts, resolved, directory, order["scale"])
         before = first_evaluation(read_jsonl(Path(order["table"])), run)
-        found = train(parts, resolved, directory, PARTS[run.part], order["budget"], before)
+        found = train(parts, resolved, directory, schedule_of(run, order["scale"]), before)
         found["store"] = store_at_the_end(parts.replay, resolved.replay, directory.path / "store")
-        if run.part == "hints":
-            found["solved"] = solved(parts, resolved)
         return found
 
 
@@ -73,52 +73,21 @@ def main(path: Path) -> None:
     """Perform the order in `path` and append its result to its table."""
     set_environment()
     order = json.loads(path.read_text(encoding="utf-8"))
-    run, work, begun = Run(**order["run"]), Path(order["work"]), time.monotonic()
-    won = list[int]()
-    if run.part == "hints":
-        won = successes(Path(order["table"]).parent, run.seed)
-    write_splits(run, work, order["scale"], won)
-    model = warm_start(run, work, order["device"])
-    digest = _digest(Path(model) / "model.safetensors") if model else ""
-    check_model(read_jsonl(Path(order["table"])), run, digest)
-    started, starts = time.monotonic(), work / "logs" / f"{run.name}.starts.jsonl"
-    label = {"machine": machine_label(order["device"]), "commit": order["about"]["commit"], "load": os.getloadavg()[0]}
-    append_line(starts, label)
-    config = single_process(configuration(run, work, model, order["changes"], order["device"]))
-    if data_of(run) == "mbpp":  # programs are judged in processes of their own also here
+    run, work, table, load = Run(**order["run"]), Path(order["work"]), Path(order["table"]), os.getloadavg()[0]
+    write_splits(run, work, table.parent, order["scale"])
+    config, begun = single_process(configuration(run, work, order["changes"], order["device"])), time.monotonic()
+    if PARTS[run.part].data == "mbpp":  # programs are judged in processes of their own also here
         config = config.model_copy(update={"task": config.task.model_copy(update={"judge_workers": 2})})
-    found = supervised(run, work, model, order) if run.arm == "loss" else perform(run, config, order)
+    found = perform(run, config, order)
     about = {
         **order["about"],
-        "machine": label["machine"],
-        "load": [label["load"], os.getloadavg()[0]],
-        "starts": read_jsonl(starts),
-        "model": digest,
+        "machine": machine_label(order["device"]),
+        "load": [load, os.getloadavg()[0]],
         "rate": config.learner.policy_lr,
-        "warm_seconds": started - begun,
-        "all_seconds": time.monotonic() - started,
+        "all_seconds": time.monotonic() - begun,
     }
-    append_line(Path(order["table"]), plain({"run": order["run"], **about, **found}))
-    starts.unlink()
+    append_line(table, {"run": order["run"], **about, **found})
     shutil.rmtree(work / run.name, ignore_errors=True)  # checkpoints of 2 GB
-
-
-def check_model(table: Sequence[Row], run: Run, digest: str) -> None:
-    """Raises ConfigError if another arm of the seed index began from another file."""
-    for row in table:
-        if row["run"]["seed"] == run.seed and data_of(Run(**row["run"])) == data_of(run) and row["model"] != digest:
-            raise ConfigError(
-                f"{run.name}: its warm start has the digest {digest}, that of {Run(**row['run']).name} has "
-                f"{row['model']}; all arms of a seed index begin from one file, on one kind of machine"
-            )
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        state = xxhash.xxh3_64()
-        while piece := opened.read(1 << 24):
-            state.update(piece)
-    return state.hexdigest()
 
 
 if __name__ == "__main__":

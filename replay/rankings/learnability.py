@@ -23,7 +23,7 @@ start moves back towards the root. A lucky success proves nothing: continuations
 these states, of their problem, and a little of all states of successes. States of own failures begin below 0.05; a
 critic that has predicted outcomes elsewhere can lift them. Those of failures that solve part of their task begin like
 those of a success. The tokens that a continuation takes do not count: divided by them, the priority stays at the ends
-of chains for too long (bench/tuning.md).
+of chains for too long.
 
 Nor do the steps of an environment: k are repeated and the others are new, so a restart takes as many as the root.
 

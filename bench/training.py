@@ -1,8 +1,10 @@
-"""What runs with rollouts share: their parts, training until a budget is used up, checkpoints, and evaluation.
-Invariant: a run that goes on from its checkpoint has the numbers that it would have had."""
+"""Training until a budget is used up, as experiments need it: with the product's own loop, checkpoints, and held-out
+success at equal distances. Invariant: a run that goes on from its checkpoint has the numbers that it would have had."""
 
 import json
+import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -10,27 +12,37 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.learning.measures import learnability, plain
-from bench.learning.run import outcomes, step
-from bench.real.plan import TUNING_SEED, Part, Run
+from bench.runs import plain
 from core.config import Config, ResolvedConfig
 from core.errors import DivergenceError
+from core.interruption import Interruption
+from core.records import Scored
 from core.run_directory import RunDirectory, write_atomically
 from trainer import build, checkpoint
 from trainer.checkpoint import RunProgress
+from trainer.collect import collect_metrics
 from trainer.evaluation.scores import EvaluationPlan, evaluate_policy
-from trainer.metrics import IterationMetrics
-from trainer.records import Components, IterationResult
+from trainer.loop import iterate
+from trainer.metrics import IterationMetrics, PhaseClock
+from trainer.records import Components, IterationResult, IterationSettings
 from trainer.starts import known_texts
 
 SAVED_EVERY = 600.0  # seconds between checkpoints
 METRICS = (
-    "root_success", "replay_success", "replay_share", "imitated", "policy_steps", "entropy", "kl", "reference_kl",
-    "erroneous_states", "erroneous_share", "erroneous_imitated", "lucky_share", "truncated_share", "generated_tokens",
-    "reward", "environment_steps", "repeated_steps", "behaviour_gap_mean",
+    "generated_tokens", "root_success", "replay_success", "replay_share", "imitated", "erroneous_share",
+    "policy_steps", "reward", "entropy", "kl", "reference_kl", "truncated_share", "behaviour_gap_mean",
 )  # fmt: skip
 """Metrics of the product that a result has of every iteration (docs/metrics.md)."""
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a run trains, and when it is evaluated."""
+
+    budget: int  # generated tokens
+    points: int  # evaluations at equal distances before the last one; 0: none but the last
+    last_samples: int  # of each held-out problem in the last evaluation; 0: no evaluation at all
 
 
 @dataclass(slots=True)
@@ -38,33 +50,28 @@ class State:
     """What a run has measured so far."""
 
     generated: int = 0
-    used: int = 0  # of the budget
     diverged: bool = False
     evaluations: list[Row] = field(default_factory=list)
     iterations: list[Row] = field(default_factory=list)
 
-    def add(self, result: IterationResult, metrics: IterationMetrics, unit: str, epochs: int) -> None:
+    def add(self, result: IterationResult, metrics: IterationMetrics, epochs: int) -> None:
         """Note an iteration. Trained tokens are all that the learner read in so many epochs: prompt, prefix and
-        continuation. `unit`: the metric that uses up the budget."""
+        continuation."""
         scored = [*result.scored, *(item.scored for item in result.imitated)]
         row: Row = {name: getattr(metrics, name) for name in METRICS}
         row["trained_tokens"] = epochs * sum(item.trajectory.sequence_ids.size for item in scored)
         row["replayed_learnability"] = learnability(outcomes(result.scored, True))
-        self.iterations.append(row | {f"{name}_seconds": value for name, value in asdict(metrics.seconds).items()})
+        row["seconds"] = metrics.seconds.total
+        self.iterations.append(row)
         self.generated = metrics.total_tokens
-        self.used += row[unit]
 
     def line(self) -> str:
         """The latest iteration in words."""
         row, count = self.iterations[-1], len(self.iterations)
         return (
             f"{datetime.now():%H:%M:%S} iteration {count}: {self.generated} tokens, root success "
-            f"{100 * row['root_success']:.1f} %, {row['total_seconds']:.0f} s"
+            f"{100 * row['root_success']:.1f} %, {row['seconds']:.0f} s"
         )
-
-    def sum_of(self, column: str) -> float:
-        """Of a column over all iterations so far."""
-        return float(sum(row[column] for row in self.iterations))
 
     def result(self, budget: int) -> Row:
         """What goes into the table: the iterations as one list for each number."""
@@ -78,25 +85,53 @@ class State:
         }
 
 
+def outcomes(scored: Sequence[Scored], replayed: bool) -> list[tuple[int, int]]:
+    """(continuations, correct ones) of every start that is replayed, or is not."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for item in scored:
+        if item.trajectory.start.replayed == replayed:
+            found[item.trajectory.start.id].append(item.judged.verdict.correct)
+    return [(len(each), sum(each)) for each in found.values()]
+
+
+def learnability(found: Sequence[tuple[int, int]]) -> float:
+    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN if none has two continuations. 1
+    is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
+    bias by n / (n - 1) x c / n x (1 - c / n).
+
+    >>> learnability([(4, 2), (4, 0)])  # 4 x 4/3 x 1/4 = 4/3 for the first: an estimate may exceed 1
+    0.6666666666666666
+    """
+    each = [4 * c * (n - c) / (n * (n - 1)) for n, c in found if n > 1]
+    return sum(each) / len(each) if each else math.nan
+
+
+def step(
+    parts: Components, settings: IterationSettings, number: int, before: int
+) -> tuple[IterationResult, IterationMetrics]:
+    """Iteration `number` and its metrics. `before`: tokens generated until then."""
+    clock = PhaseClock()
+    result = iterate(parts, settings, number, clock, Interruption())
+    if result.failure is not None:
+        raise result.failure
+    seconds = clock.seconds()
+    metrics = collect_metrics(parts, result, seconds, tokens_before=before, busy_before=0.0, evaluation=None)
+    return result, metrics
+
+
 def train(
-    parts: Components,
-    config: ResolvedConfig,
-    directory: RunDirectory,
-    part: Part,
-    budget: int,
-    before: Sequence[Row] = (),
+    parts: Components, config: ResolvedConfig, directory: RunDirectory, schedule: Schedule, before: Sequence[Row] = ()
 ) -> Row:
-    """Train until the budget is used up, with evaluations at equal distances before, and one after. `before`: the first
-    evaluation, if another arm made it of the same model."""
+    """Train until the budget is used up. `before`: the first evaluation, if another arm made it of the same model."""
     settings, plan = build.iteration_settings(config), build.evaluation_plan(config)
-    state, saved, held_out = begin(parts, directory), time.monotonic(), config.run.seed != TUNING_SEED
+    state, saved = begin(parts, directory), time.monotonic()
     state.evaluations = state.evaluations or list(before)
-    while state.used < budget:
-        if held_out and state.used >= budget / part.points * len(state.evaluations):
+    while state.generated < schedule.budget:
+        if state.generated * schedule.points >= schedule.budget * len(state.evaluations) and schedule.points:
             state.evaluations.append(evaluate(parts, plan, state))
         try:
             found = step(parts, settings, len(state.iterations) + 1, state.generated)
-            state.add(*found, part.unit, config.learner.epochs)
+            state.add(*found, config.learner.epochs)
             print(state.line(), flush=True)
         except DivergenceError as error:
             print(error, flush=True)
@@ -105,9 +140,9 @@ def train(
         if time.monotonic() - saved > SAVED_EVERY:
             save(parts, directory, state)
             saved = time.monotonic()
-    if held_out:
-        state.evaluations.append(evaluate(parts, replace(plan, samples=part.last_samples), state))
-    return state.result(budget)
+    if schedule.last_samples:
+        state.evaluations.append(evaluate(parts, replace(plan, samples=schedule.last_samples), state))
+    return state.result(schedule.budget)
 
 
 def begin(parts: Components, directory: RunDirectory) -> State:
@@ -132,39 +167,31 @@ def _state_file(directory: RunDirectory, number: int) -> Path:
 
 
 def evaluate(parts: Components, plan: EvaluationPlan, state: State) -> Row:
-    """Held-out success. `lucky`: of the correct sampled responses those that state a false equation, those that the
-    check can judge, and all."""
-    begun = time.monotonic()
+    """Held-out success."""
     found = evaluate_policy(parts.actors, parts.task, plan)
-    correct = [item.trajectory for item in found.sampled if item.verdict.correct]
-    told = [parts.task.prefix_is_wrong(one.start.problem_id, one.response_ids) for one in correct]
     row: Row = {
         "iteration": len(state.iterations),
         "generated": state.generated,
-        "environment_steps": state.sum_of("environment_steps"),
-        "trained_seconds": state.sum_of("total_seconds"),
+        "trained_seconds": sum(row["seconds"] for row in state.iterations),
         "greedy": found.success,
         **{f"pass@{k}": estimate.mean for k, estimate in found.overall.passes.items()},
         "levels": {level: scores.passes[1].mean for level, scores in found.levels.items()},
-        "lucky": [told.count(True), len(told) - told.count(None), len(told)],
         "truncated": found.truncated,
-        "evaluated_tokens": sum(item.trajectory.tokens.size for item in (*found.greedy, *found.sampled)),
-        "seconds": time.monotonic() - begun,
     }
     print(json.dumps(plain(row)), flush=True)
     return row
 
 
 @contextmanager
-def opened(run: Run, config: Config) -> Iterator[tuple[Components, ResolvedConfig, RunDirectory]]:
-    """The parts of a run, its complete configuration and its folder."""
-    place = config.run.root / run.name
+def opened(name: str, config: Config) -> Iterator[tuple[Components, ResolvedConfig, RunDirectory]]:
+    """The parts of a run, its complete configuration and its folder, which may be that of a run that was killed."""
+    place = config.run.root / name
     known = (place / "checkpoints" / "latest").exists()
-    directory = RunDirectory(place) if known else RunDirectory.create(config.run.root, run.name, "real")
+    directory = RunDirectory(place) if known else RunDirectory.create(config.run.root, name, "bench")
     with (
         directory.lock(),
         build.open_model_and_task(config) as ready,
-        build.connected(config, run.name, local=True) as device,
+        build.connected(config, name, local=True) as device,
         build.components(directory, ready, device, local=True) as parts,
     ):
         yield parts, ready.config, directory
