@@ -38,18 +38,18 @@ def alarms(shown: Sequence[IterationMetrics]) -> list[Alarm]:
 
 def no_reward(shown: Sequence[IterationMetrics]) -> bool:
     """Whether every reward of the last iterations was 0."""
-    return len(shown) >= SPELL and all(one.reward == 0 for one in shown[-SPELL:])
+    return len(shown) >= SPELL and all(metrics.reward == 0 for metrics in shown[-SPELL:])
 
 
 def replay_fails(shown: Sequence[IterationMetrics]) -> bool:
     """Whether hardly any replayed start of the last iterations succeeded, though something did."""
     recent = shown[-SPELL:]
-    return len(recent) == SPELL and all(one.replay_success < RARE for one in recent) and not no_reward(shown)
+    return len(recent) == SPELL and all(metrics.replay_success < RARE for metrics in recent) and not no_reward(shown)
 
 
 def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
     """Whether nearly all replayed starts of the last iterations succeeded."""
-    return len(shown) >= SPELL and all(one.replay_success > 1.0 - NEAR for one in shown[-SPELL:])
+    return len(shown) >= SPELL and all(metrics.replay_success > 1.0 - NEAR for metrics in shown[-SPELL:])
 
 
 def many_cut(shown: Sequence[IterationMetrics]) -> bool:
@@ -66,14 +66,16 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
     """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md,
     "Holding the root"). With a KL to the reference near `HOLDS` (it may fade), runs came back from that."""
     recent = shown[-SPELL:]
-    lost = all(one.replay_success > MOST_REPLAYED and one.root_success < LEAST_ROOT for one in recent)
-    losing = all(one.replay_success > LEARNT and one.root_success < HARDLY for one in recent)
+    lost = all(metrics.replay_success > MOST_REPLAYED and metrics.root_success < LEAST_ROOT for metrics in recent)
+    losing = all(metrics.replay_success > LEARNT and metrics.root_success < HARDLY for metrics in recent)
     return len(recent) == SPELL and (lost or (losing and recent[-1].kl_coefficient < HOLDS / 2))
 
 
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the last update moved the policy far, while rewards are rare and half as frequent as before."""
-    before, recent = (sum(one.root_success for one in part) for part in (shown[-2 * SPELL : -SPELL], shown[-SPELL:]))
+    before, recent = (
+        sum(metrics.root_success for metrics in window) for window in (shown[-2 * SPELL : -SPELL], shown[-SPELL:])
+    )
     rare = len(shown) >= 2 * SPELL and recent < RARE * SPELL and recent < before / 2
     return rare and shown[-1].kl > MOST_KL
 
@@ -81,14 +83,14 @@ def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
 def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the last updates moved the policy too far, and `step_too_large` does not say so."""
     recent = shown[-SPIKES:]
-    return len(recent) == SPIKES and all(one.kl > SPIKE for one in recent) and not step_too_large(shown)
+    return len(recent) == SPIKES and all(metrics.kl > SPIKE for metrics in recent) and not step_too_large(shown)
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the policy has lost nearly all entropy, though something is left to find. NaN (warm-up) is skipped."""
-    measured = [one.entropy for one in shown if one.entropy == one.entropy]
+    measured = [metrics.entropy for metrics in shown if metrics.entropy == metrics.entropy]
     gone = bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
-    recent = [one.root_success for one in shown[-SPELL:]]
+    recent = [metrics.root_success for metrics in shown[-SPELL:]]
     return gone and not sum(recent) > (1.0 - NEAR) * len(recent)
 
 

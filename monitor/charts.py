@@ -55,11 +55,11 @@ def line_chart(title: str, unit: str, lines: Mapping[str, Points], span: Range =
     lines = {label: points for label, points in lines.items() if points}
 
     def _draw(axes: Axes) -> None:
-        for number, (label, points) in enumerate(lines.items()):
+        for index, (label, points) in enumerate(lines.items()):
             x, y, low, high = _thinned(points).T
             marker = "o" if len(x) <= MARKED else ""
-            axes.plot(x, y, f"C{number}", label=label, linewidth=1.8, marker=marker, markersize=4, clip_on=False)
-            axes.fill_between(x, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+            axes.plot(x, y, f"C{index}", label=label, linewidth=1.8, marker=marker, markersize=4, clip_on=False)
+            axes.fill_between(x, low, high, color=f"C{index}", alpha=0.18, linewidth=0)
             tips = [_tip(label, *point) for point in zip(x, y, low, high, strict=True)]
             axes.scatter(x, y, alpha=0, zorder=3).set_urls(tips)
         _iterations(axes)
@@ -73,12 +73,12 @@ def stacked_bars(title: str, unit: str, names: Sequence[str], columns: Mapping[i
 
     def _draw(axes: Axes) -> None:
         step = math.ceil(len(columns) / MOST_POINTS)
-        kept = list(columns)[::step]
-        base = [0.0] * len(kept)
-        for number, name in enumerate(names):
-            heights = [columns[x][number] for x in kept]
-            bars = axes.bar(kept, heights, step, base, label=name)
-            for x, bar, height in zip(kept, bars, heights, strict=True):
+        shown = list(columns)[::step]
+        base = [0.0] * len(shown)
+        for index, name in enumerate(names):
+            heights = [columns[x][index] for x in shown]
+            bars = axes.bar(shown, heights, step, base, label=name)
+            for x, bar, height in zip(shown, bars, heights, strict=True):
                 bar.set_url(f"{_tip(name, x, height)} {unit}")
             base = [below + height for below, height in zip(base, heights, strict=True)]
         _iterations(axes)
@@ -108,8 +108,8 @@ def as_svg(chart: Chart) -> str:
         none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=none)
     text = file.getvalue().replace(SOFT, "var(--soft)")
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour, f"var(--c{number})")
+    for index, colour in enumerate(COLOURS):
+        text = text.replace(colour, f"var(--c{index})")
     # matplotlib makes a link of what we want as a tooltip
     return re.sub(r'<a xlink:href="([^"]*)"[^>]*>', r"<a><title>\1</title>", text[text.index("<svg") :])
 
@@ -118,8 +118,8 @@ def save_picture(path: Path, heading: str, charts: Sequence[Chart]) -> None:
     """Write the charts as the panels of one PNG file."""
     with _figure(18, 11.5) as figure:
         figure.suptitle(heading, fontsize=13, fontweight="bold")
-        for number, chart in enumerate(charts, 1):
-            axes = figure.add_subplot(math.ceil(len(charts) / 4), 4, number, title=chart.title, ylabel=chart.unit)
+        for place, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(math.ceil(len(charts) / 4), 4, place, title=chart.title, ylabel=chart.unit)
             chart.draw(axes)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize=8, frameon=False)
         temporary = path.with_name(f".{path.name}.tmp")

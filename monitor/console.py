@@ -98,8 +98,8 @@ def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> st
     """The iteration in one line of about 200 characters; metrics that are NaN are left out, and those of an empty
     store."""
     values, absent = flatten(metrics), () if metrics.store_states else OF_STORE
-    known = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
-    rows = [row for row in known if row.name not in absent]
+    finite = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
+    rows = [row for row in finite if row.name not in absent]
     shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
     left = f", {remaining} left" if remaining else ""
     head = f"iteration {metrics.iteration}/{iterations}: {shown}{_sources(metrics)}{_failures(metrics)}"
@@ -114,8 +114,8 @@ def _phases(metrics: IterationMetrics, names: Sequence[str]) -> str:
 
 def _sources(metrics: IterationMetrics) -> str:
     """Success from the root for each data set of a mixture: ", gsm8k 12.5 %, math 3.1 %"."""
-    known = {label: source.root_success for label, source in metrics.sources.items()}
-    return "".join(f", {label} {_share(value)}" for label, value in known.items() if math.isfinite(value))
+    success = {label: source.root_success for label, source in metrics.sources.items()}
+    return "".join(f", {label} {_share(value)}" for label, value in success.items() if math.isfinite(value))
 
 
 def _failures(metrics: IterationMetrics) -> str:

@@ -92,19 +92,19 @@ class Store:
 
     def problems(self, query: Query) -> dict[str, Any]:
         """A page of the problems that match, in an order; a state's key finds its problem."""
-        words, found = query.get("search", "").lower().split(), np.ones(len(self._names), np.bool_)
+        words, matching = query.get("search", "").lower().split(), np.ones(len(self._names), np.bool_)
         if len(words) == 1 and (rows := self._rows_of_key(words[0])).any():
-            found, words = self._with(rows), []
+            matching, words = self._with(rows), []
         if words:
-            found = np.array([all(word in text for word in words) for text in self._searched], np.bool_)
+            matching = np.array([all(word in text for word in words) for text in self._searched], np.bool_)
         if kind := query.get("kind"):
-            found &= self._kinds.get(kind, np.zeros(len(found), np.bool_))
+            matching &= self._kinds.get(kind, np.zeros(len(matching), np.bool_))
         if level := query.get("level"):
-            found &= np.array([one == level for _, one in self._texts], np.bool_)
+            matching &= np.array([difficulty == level for _, difficulty in self._texts], np.bool_)
         if query.get("drawable"):
-            found &= self._of_problem["drawable"] > 0
+            matching &= self._of_problem["drawable"] > 0
         order = self._orders[query.get("sort", "hardest")]
-        order = order[found[order]]
+        order = order[matching[order]]
         start = int(query.get("from", 0))
         return {"count": len(order), "rows": [self._problem_row(at) for at in order[start : start + SHOWN].tolist()]}
 
@@ -173,8 +173,8 @@ class Inspector:
     def _stamp(self) -> str:
         """Changes when the files of the store change."""
         files = [*self._run.replay.glob("*.journal"), self._run.checkpoints / "latest"]
-        found = [file.stat() for file in files if file.exists()]
-        return "-".join(f"{info.st_mtime_ns}.{info.st_size}" for info in found)
+        stats = [file.stat() for file in files if file.exists()]
+        return "-".join(f"{info.st_mtime_ns}.{info.st_size}" for info in stats)
 
     def _follow(self) -> None:
         pause = 1.0
@@ -202,10 +202,10 @@ def _handler(inspector: Inspector) -> type[BaseHTTPRequestHandler]:
             try:
                 if url.path == "/":
                     return self._send("text/html", PAGE.read_bytes())
-                found = answers[url.path](dict(parse_qsl(url.query)))
+                answer = answers[url.path](dict(parse_qsl(url.query)))
             except (KeyError, ValueError):
                 return self.send_error(HTTPStatus.NOT_FOUND)
-            return self._send("application/json", json.dumps(found).encode())
+            return self._send("application/json", json.dumps(answer).encode())
 
         def _send(self, kind: str, body: bytes) -> None:
             self.send_response(HTTPStatus.OK)

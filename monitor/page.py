@@ -76,12 +76,12 @@ def write_page(files: Sequence[RunFiles], path: Path) -> None:
 def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     """Runs that differ only in OWN fields, by the fields in which the groups differ (by name if there is one group)."""
     compared = [name for name in FIELDS if not name.startswith(OWN)]
-    found: dict[tuple[str, ...], list[RunFiles]] = {}
+    members_by_key: dict[tuple[str, ...], list[RunFiles]] = {}
     for item in files:
-        found.setdefault(tuple(str(setting(item.config, name)) for name in compared), []).append(item)
+        members_by_key.setdefault(tuple(str(setting(item.config, name)) for name in compared), []).append(item)
     names = [item.run.name for item in files]
     unique = len(set(names)) == len(names)
-    differ = [at for at in range(len(compared)) if len({key[at] for key in found}) > 1]
+    differ = [at for at in range(len(compared)) if len({key[at] for key in members_by_key}) > 1]
 
     def _label(key: tuple[str, ...], members: list[RunFiles]) -> str:
         few = differ if len(differ) <= NAMED else []
@@ -89,24 +89,24 @@ def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
         fields = fields or (members[0].run.name if unique else str(members[0].run.path))
         return f"{fields} ({len(members)} seeds)" if len(members) > 1 else fields
 
-    return {_label(key, members): members for key, members in found.items()}
+    return {_label(key, members): members for key, members in members_by_key.items()}
 
 
 def over_seeds(runs: Iterable[Mapping[int, float]]) -> Points:
     """Mean over the runs at every iteration, with its t-interval where there are several."""
     columns: dict[int, list[float]] = {}
-    for one in runs:
-        for x, value in one.items():
+    for run in runs:
+        for x, value in run.items():
             columns.setdefault(x, []).append(value)
-    found = []
+    points = []
     for x in sorted(columns):
         values = columns[x]
         mean, half = statistics.fmean(values), math.nan
         if (degrees := len(values) - 1) > 0:
             quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else 1.96 + 2.6 / degrees
             half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-        found.append((x, mean, mean - half, mean + half))
-    return found
+        points.append((x, mean, mean - half, mean + half))
+    return points
 
 
 def curves(named: Groups) -> list[Chart]:
@@ -198,8 +198,13 @@ def _samples(item: RunFiles) -> dict[str, Any]:
 def _answers(item: RunFiles) -> list[tuple[str, ...]]:
     name, marks = item.run.name, ("✗ ", "✓ ")
     return [
-        (name, one.question, marks[one.before_correct] + one.before, marks[one.after_correct] + one.after)
-        for one in answers(item, ANSWERED)
+        (
+            name,
+            answer.question,
+            marks[answer.before_correct] + answer.before,
+            marks[answer.after_correct] + answer.after,
+        )
+        for answer in answers(item, ANSWERED)
     ]
 
 
@@ -235,5 +240,5 @@ def _events(item: RunFiles) -> dict[str, Any]:
     }
     log = run.log.read_text(encoding="utf-8", errors="replace").splitlines() if run.log.exists() else []
     lines = [line for line in log if " WARNING " in line or " ERROR " in line][-100:]
-    told = ", ".join(f"{count} {what}" for what, count in counts.items())
-    return {"run": run.name, "starts": rows, "counts": told, "lines": lines}
+    counted = ", ".join(f"{count} {what}" for what, count in counts.items())
+    return {"run": run.name, "starts": rows, "counts": counted, "lines": lines}

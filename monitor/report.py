@@ -34,7 +34,7 @@ def draw_curves(item: RunFiles) -> None:
 def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     """Held-out, root and replayed success and reward at both ends of a run; of training, means over a tenth of it."""
     window = max(1, len(item.metrics) // 10)
-    found = {}
+    ends = {}
     for caption, name, width in (
         (HELD_OUT, "evaluation_success", 1),
         ("success, training, from root", "root_success", window),
@@ -43,8 +43,8 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     ):
         values = [*series(item, name).values()]
         if values and not (caption == HELD_OUT and len(values) == 1):  # evaluated once: nobody knows of a change
-            found[caption] = fmean(values[:width]), fmean(values[-width:])
-    return found
+            ends[caption] = fmean(values[:width]), fmean(values[-width:])
+    return ends
 
 
 def _replay_line(item: RunFiles) -> list[str]:
@@ -111,9 +111,9 @@ def _answers_table(item: RunFiles) -> list[str]:
     for line in (item.evaluations[0], item.evaluations[-1]):
         when = f"after iteration {line['iteration']}" if line["iteration"] else "before training"
         table.add_column(when, ratio=4, overflow="fold")
-    for one in shown:
-        before, after = _answer(one.before, one.before_correct), _answer(one.after, one.after_correct)
-        table.add_row(_plain(one.question), before, after)
+    for answer in shown:
+        before, after = _answer(answer.before, answer.before_correct), _answer(answer.after, answer.after_correct)
+        table.add_row(_plain(answer.question), before, after)
     text = StringIO()
     Console(file=text, width=WIDTH, color_system=None).print(table)
     return [*(f"  {line}".rstrip() for line in text.getvalue().splitlines()), ""]
@@ -125,5 +125,7 @@ def _answer(text: str, correct: bool) -> Text:
 
 def _plain(text: str) -> Text:
     """At most MOST_LINES lines, without what a terminal would not print. The last line always stays."""
-    *lines, last = "".join(one if one.isprintable() or one == "\n" else "?" for one in text.strip()).split("\n")
+    *lines, last = "".join(
+        character if character.isprintable() or character == "\n" else "?" for character in text.strip()
+    ).split("\n")
     return Text("\n".join([*lines[: MOST_LINES - 1], *["..."] * (len(lines) >= MOST_LINES), last]))

@@ -59,7 +59,7 @@ def read_run(run: RunDirectory) -> RunFiles:
 
 def series(item: RunFiles, name: str) -> dict[int, float]:
     """Iteration -> value of a metric, without NaN. Held-out success begins with iteration 0, before the training."""
-    found = {m.iteration: value for m in item.metrics if math.isfinite(value := getattr(m, name))}
+    values = {m.iteration: value for m in item.metrics if math.isfinite(value := getattr(m, name))}
     if name != "evaluation_success":
-        return found
-    return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | found
+        return values
+    return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | values

@@ -119,13 +119,13 @@ def select(
 
 def by_provenance(table: pa.Table) -> dict[str, dict[str, int]]:
     """Of each provenance that is there: states, those that may be drawn, their continuations and the solved ones."""
-    found = {}
-    for kind in table["provenance"].unique().to_pylist():
-        part = table.filter(pc.equal(table["provenance"], kind))
-        tried, solved = (int(pc.sum(part[name]).as_py()) for name in ("tried", "solved"))
-        drawable = int(pc.sum(pc.is_finite(part["priority"])).as_py())
-        found[kind] = {"states": part.num_rows, "drawable": drawable, "tried": tried, "solved": solved}
-    return found
+    counts = {}
+    for provenance in table["provenance"].unique().to_pylist():
+        rows = table.filter(pc.equal(table["provenance"], provenance))
+        tried, solved = (int(pc.sum(rows[name]).as_py()) for name in ("tried", "solved"))
+        drawable = int(pc.sum(pc.is_finite(rows["priority"])).as_py())
+        counts[provenance] = {"states": rows.num_rows, "drawable": drawable, "tried": tried, "solved": solved}
+    return counts
 
 
 def first_states(table: pa.Table, problems: int, per_problem: int) -> pa.Table:

@@ -63,8 +63,8 @@ class TrackerSink:
                 values = {f"evaluation/{row['set']}": row["success"] for row in rows}
                 for row in rows:
                     if k := row.get("samples"):
-                        own = f"evaluation/{row['set']}"
-                        values |= {f"{own}_avg@{k}": row["average"], f"{own}_pass@{k}": row["any"]}
+                        label = f"evaluation/{row['set']}"
+                        values |= {f"{label}_avg@{k}": row["average"], f"{label}_pass@{k}": row["any"]}
                 self._tracker.numbers(line["iteration"], values)
                 self._tracker.table(line["iteration"], "evaluation", rows)
         if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):
@@ -92,10 +92,10 @@ def check_trackers(config: Config) -> None:
 
 def find_tracker(name: str) -> type[Tracker]:
     """The tracker that `monitor.sinks` names. Raises ConfigError."""
-    found = imported("monitor.sinks", SINKS.get(name, name))
-    if not (isinstance(found, type) and issubclass(found, Tracker)):
+    kind = imported("monitor.sinks", SINKS.get(name, name))
+    if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         raise ConfigError(f"monitor.sinks {name!r}: name a subclass of monitor.trackers.Tracker")
-    return found
+    return kind
 
 
 def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
@@ -122,7 +122,9 @@ class TensorBoard(Tracker):
     def table(self, step: int, name: str, rows: Rows) -> None:
         """A Markdown table."""
         lines = [["" if cell is None else str(cell) for cell in row.values()] for row in rows]
-        cells = [["".join(_MARKDOWN.get(one, one) for one in cell) for cell in line] for line in lines]
+        cells = [
+            ["".join(_MARKDOWN.get(character, character) for character in cell) for cell in line] for line in lines
+        ]
         head = list(rows[0])
         text = "\n".join("|" + "|".join(line) + "|" for line in (head, ["---"] * len(head), *cells))
         self._writer.add_text(name, text, step)
@@ -190,13 +192,13 @@ class MLflow(Tracker):
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (run.path / "mlruns").as_uri())
 
         def _create() -> str:
-            known = self._client.get_experiment_by_name(config.monitor.project)
-            experiment = known.experiment_id if known else self._client.create_experiment(config.monitor.project)
-            made = self._client.create_run(experiment, run_name=run.name).info.run_id
+            existing = self._client.get_experiment_by_name(config.monitor.project)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(config.monitor.project)
+            run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
             parameters = [Param(name, str(setting(config, name))) for name in FIELDS]
             for at in range(0, len(parameters), MLFLOW_PARAMETERS):
-                self._client.log_batch(made, params=parameters[at : at + MLFLOW_PARAMETERS])
-            return str(made)
+                self._client.log_batch(run_id, params=parameters[at : at + MLFLOW_PARAMETERS])
+            return str(run_id)
 
         self._id = _remembered(run, "mlflow", _create)
         self._client.update_run(self._id, status="RUNNING")
@@ -225,8 +227,8 @@ class MLflow(Tracker):
 
 def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:
     """The run's id in a tracker; a new one is kept in trackers.json, for a resume."""
-    known = json.loads(run.trackers.read_text(encoding="utf-8")) if run.trackers.exists() else {}
-    if tracker not in known:
-        known[tracker] = create()
-        write_atomically(run.trackers, json.dumps(known) + "\n")
-    return str(known[tracker])
+    ids = json.loads(run.trackers.read_text(encoding="utf-8")) if run.trackers.exists() else {}
+    if tracker not in ids:
+        ids[tracker] = create()
+        write_atomically(run.trackers, json.dumps(ids) + "\n")
+    return str(ids[tracker])
