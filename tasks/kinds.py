@@ -46,7 +46,8 @@ class TaskKind:
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
     marks: tuple[str, ...] = ()  # what the judge looks for before an answer; a prompt should name one of them
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
-    # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell
+    # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell. A
+    # puzzle has `Puzzle.prefix_correct` for that
     prefix_is_wrong: Callable[[str], bool | None] = lambda _: None
     environment: str = ""  # name of the environment that answers the policy, unless the recipe names one
     episodes: bool = False  # whether that environment judges, by the rewards of an episode

@@ -74,15 +74,12 @@ class Task:
         self._evaluated = {self._asked(problem): problem.id for problem in self.evaluated}
         self._problems = {problem.id: problem for problem in (*self.train, *self.evaluated)}
 
-    def prefix_is_wrong(self, problem_id: str, response: IntArray, *, exact: bool = False) -> bool | None:
-        """Whether the beginning of a response [R] is wrong already, whatever follows; None if that cannot be told.
-
-        `exact`: by the checker of a generated task, which knows the answer, where there is one: to measure, not to
-        train. Otherwise only the text tells.
-        """
+    def prefix_is_wrong(self, problem_id: str, response: IntArray) -> bool | None:
+        """Whether the beginning of a response [R] is wrong already, whatever follows; None if that cannot be told. A
+        generated task checks it exactly, against the problem; of others only the text tells."""
         problem = self._problems[problem_id]
         kind = self._sources[problem.source].kind
-        if exact and kind.puzzle is not None:
+        if kind.puzzle is not None:
             return not kind.puzzle.prefix_correct(problem.reference, self.decode(response))
         ended = response.size and int(response[-1]) in self.tokenizer.all_special_ids
         return kind.prefix_is_wrong(self.decode(response) + ("\n" if ended else ""))

@@ -105,7 +105,6 @@ def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> 
     last = metrics(straight)[-1]
     assert 0 < last["replay_share"] <= 0.5  # less where fresh problems are solved
     assert last["replay_success"] is not None
-    assert last["erroneous_share"] is not None
     assert last["weight_version"] == 10
 
 

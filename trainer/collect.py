@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +42,10 @@ def collect_metrics(
     tokens_before: int,
     busy_before: float,
     evaluation: Evaluation | None,
+    find_wrong: bool = False,
 ) -> IterationMetrics:
-    """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it."""
+    """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it.
+    `find_wrong`: look for texts that are wrong before they end."""
     batch, gap = result.batch, result.broadcast.gap
     judged = batch.all_judged
     tokens = sum(int(item.trajectory.generated.sum()) for item in judged)
@@ -60,7 +61,7 @@ def collect_metrics(
         **_of_evaluation(evaluation),
         reward=sum(item.reward for item in judged) / len(judged),
         replay_share=sum(start.replayed for start in batch.starts) / len(batch.starts),
-        **_of_errors(parts, result),
+        **(_of_errors(parts, result) if find_wrong else {}),
         imitated=len(result.imitated) if result.stats.policy_trained else 0,
         judge_failures=sum(item.verdict.judge_failed for item in judged),
         resampled_starts=len({item.trajectory.start.id for item in batch.dropped}),
@@ -83,7 +84,7 @@ def collect_metrics(
 
 def _of_errors(parts: Components, result: IterationResult) -> dict[str, Any]:
     """Shares of texts that are wrong before they end."""
-    judged, is_wrong = result.batch.all_judged, partial(parts.task.prefix_is_wrong, exact=True)
+    judged, is_wrong = result.batch.all_judged, parts.task.prefix_is_wrong
     replayed = [(start.problem_id, start.prefix_ids) for start in result.batch.starts if start.replayed]
     return {
         "erroneous_share": erroneous_share(replayed, is_wrong),

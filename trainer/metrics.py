@@ -82,15 +82,23 @@ class IterationMetrics:
     reward: float = _metric("success", "1", "Mean reward of all continuations, with those of steps and turns.")
     replay_share: float = _metric("success", "share", "Starts of the iteration that are replayed states.")
     erroneous_share: float = _metric(
-        "success", "share", "Replayed states that are already wrong, of those that the task can check."
+        "success",
+        "share",
+        "Replayed states that are already wrong, of those that the task can check (replay.exclude_wrong).",
+        math.nan,
     )
     erroneous_states: float = _metric(
         "success",
         "share",
-        "States of the iteration's rollouts that are already wrong; replay.exclude_wrong does not store them.",
+        "States of the iteration's rollouts that are already wrong and not stored (replay.exclude_wrong).",
+        math.nan,
     )
-    erroneous_imitated: float = _metric("success", "share", "Imitated successes that contain something wrong.")
-    lucky_share: float = _metric("success", "share", "Correct responses that contain something wrong.")
+    erroneous_imitated: float = _metric(
+        "success", "share", "Imitated successes that contain something wrong (replay.exclude_wrong).", math.nan
+    )
+    lucky_share: float = _metric(
+        "success", "share", "Correct responses that contain something wrong (replay.exclude_wrong).", math.nan
+    )
     imitated: int = _metric("success", "responses", "Own earlier successes that the policy repeated (replay.imitated).")
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
     resampled_starts: int = _metric(

@@ -184,7 +184,13 @@ def _finish(
         except KeyboardInterrupt:
             logger.warning("iteration %d is not evaluated: interrupted", number)
     metrics = collect_metrics(
-        parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
+        parts,
+        result,
+        clock.seconds(),
+        tokens_before=before.total_tokens,
+        busy_before=busy,
+        evaluation=evaluation,
+        find_wrong=session.settings.exclude_wrong,
     )
     write_samples(session.directory, number, result.scored, parts.task.decode, parts.by_id)
     for sink in outputs.sinks:

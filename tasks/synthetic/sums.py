@@ -105,4 +105,4 @@ SUMS = Puzzle(
     ending="",
     words=True,
 )
-TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer, prefix_is_wrong=states_false_equation)
+TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer)

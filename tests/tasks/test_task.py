@@ -68,10 +68,9 @@ def test_prefixes_are_checked_exactly(task: Task) -> None:
     problem = task.train[0]
     assert problem.solution_ids is not None
     begun = problem.solution_ids[:7]
-    assert task.prefix_is_wrong(problem.id, begun, exact=True) is False
+    assert task.prefix_is_wrong(problem.id, begun) is False
     wrong = np.append(begun, problem.solution_ids[:1])  # an operator twice, or a digit too many
-    assert task.prefix_is_wrong(problem.id, wrong, exact=True) is True
-    assert task.prefix_is_wrong(problem.id, wrong) is None  # by its text alone
+    assert task.prefix_is_wrong(problem.id, wrong) is True
 
 
 def test_the_fingerprint_names_task_data_and_vocabulary(task: Task, tokenizer: Tokenizer) -> None:

@@ -34,19 +34,25 @@ def scored(start: Start, length: int, correct: bool) -> Scored:
     return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, zeros)
 
 
-def collected(iteration: IterationResult, tokens_before: int = 0) -> IterationMetrics:
-    """With two engines that have worked for 3.25 seconds in this iteration."""
+def collected(iteration: IterationResult, tokens_before: int = 0, *, find_wrong: bool = False) -> IterationMetrics:
+    """With two engines that have worked for 3.25 seconds in this iteration. Responses over 4 tokens are wrong."""
     queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
     parts = SimpleNamespace(
         actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0, dropped=0),
         replay=SimpleNamespace(stats=lambda: EMPTY),
         pipeline=SimpleNamespace(finished=1),
-        task=SimpleNamespace(prefix_is_wrong=lambda *_, **__: None, weights={}),
-        boundaries=lambda _: np.zeros(0, np.int32),
+        task=SimpleNamespace(prefix_is_wrong=lambda _, response: bool(response.size > 4), weights={}),
+        boundaries=lambda response: np.array([n for n in (2, 6) if n < len(response)], np.int32),
         by_id={},
     )
     return collect_metrics(
-        cast(Components, parts), iteration, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
+        cast(Components, parts),
+        iteration,
+        SECONDS,
+        tokens_before=tokens_before,
+        busy_before=10.0,
+        evaluation=None,
+        find_wrong=find_wrong,
     )
 
 
@@ -112,6 +118,17 @@ def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     assert metrics.root_success == 0.5
     assert metrics.resampled_starts == 1
     assert metrics.imitated == 3
+
+
+def test_shares_of_wrong_texts_are_measured_where_they_are_excluded() -> None:
+    names = ("erroneous_share", "erroneous_states", "erroneous_imitated", "lucky_share")
+    rows = [scored(START, 3, True), scored(START, 10, True), scored(START, 10, False)]
+    one = result(1, rows, STATS, (), [Imitated(row, 1.0) for row in rows[:2]])
+    found = collected(one, find_wrong=True)
+    # states after 2 and 6 tokens: two of five are wrong; nothing is replayed
+    assert [getattr(found, name) for name in names[1:]] == [2 / 5, 1 / 2, 1 / 2]
+    assert math.isnan(found.erroneous_share)
+    assert all(math.isnan(getattr(collected(one), name)) for name in names)
 
 
 def test_no_critic_numbers_without_a_critic() -> None:

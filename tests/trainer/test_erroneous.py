@@ -19,7 +19,7 @@ from trainer.starts import IsWrong, cut_trajectories, erroneous_states, fresh_st
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 GOOD = "She sold 48/2 = 24 clips.\nThat makes 48+24 = 72.\n#### 72"
-LUCKY = "She sold 48/2 = 24 clips.\nThat makes 48*24 = 72.\nSo it is 72.\n#### 72"
+LUCKY = "She sold 48/2 = 24 clips.\nThat makes 48/24 = 72.\nSo it is 72.\n#### 72"
 LOST = "She sold 48/2 = 20 clips.\nThat makes 68.\n#### 68"
 
 

@@ -45,7 +45,7 @@ def test_flatten_names_what_describe_names_in_the_same_order() -> None:
 def test_unflatten_inverts_flatten() -> None:
     metrics = iteration(2)
     back = unflatten({name: None if math.isnan(value) else value for name, value in flatten(metrics).items()})
-    assert math.isnan(back.erroneous_share)  # no checker in the example: NaN -> null -> NaN
+    assert math.isnan(back.erroneous_share)  # not measured in the example: NaN -> null -> NaN
     # NaN != NaN, so compare the printed records
     assert repr(back) == repr(metrics)
 

@@ -123,7 +123,7 @@ class Run:
         for name, function in functions.items():
             patch.setattr(session, name, function)
         patch.setattr(checkpoint, "save", self.save)
-        settings = cast(IterationSettings, None)
+        settings = cast(IterationSettings, SimpleNamespace(exclude_wrong=False))
         parts = Session(components(self.engines), settings, self.schedule, self.run, self.open_outputs)
         with self.stop.handled():
             self.done = run_session(parts, None, self.stop)
