@@ -9,11 +9,9 @@ run right before it, since other load slows both alike; figures are medians.
 steps after its turn, so that a run repeats bit for bit: its tokens are the same after any delay, which is checked.
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -22,7 +20,7 @@ import numpy as np
 from actors.episodes import EpisodeEngine
 from actors.ledger import Ledger
 from actors.vllm_engine import VllmEngine
-from bench.models import Shape, build_model
+from bench.models import Model, measured_model
 from bench.report import Check, check, command_line, write
 from core.config import ResolvedRollout, RolloutConfig
 from core.environments.protocol import Messages, Step, digest
@@ -30,8 +28,6 @@ from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
 from core.records import Sampling, Start, World
 
-SHAPE = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_heads=2)
-"""0.8 M parameters; the model that is measured without `--model`."""
 EPISODES, PROMPT, TOKENS = 64, 32, 192
 EVERY, ANSWER = 32, [5] * 8
 DELAYS = (0, 50, 500)  # milliseconds
@@ -126,20 +122,20 @@ def generate(engine: VllmEngine, vocabulary: int, setting: Setting) -> tuple[flo
     return sum(int(one.generated.sum()) for one in found) / seconds, [one.tokens.tolist() for one in found]
 
 
-def measure(model: str, dtype: str, vocabulary: int, lags: Sequence[int], repeats: int) -> list[Check]:
+def measure(model: Model, lags: Sequence[int], repeats: int) -> list[Check]:
     """All settings with one engine."""
     first = Setting(0, None)
-    engine = VllmEngine(model, first.config(), dtype=dtype, device="cpu", seed=0)
+    engine = VllmEngine(model.path, first.config(), dtype=model.dtype, device="cpu", seed=0)
     settings = [Setting(delay, lag) for lag in (None, lags[0]) for delay in DELAYS]
     settings += [Setting(DELAYS[1], lag) for lag in lags[1:]]
-    generate(engine, vocabulary, first)  # warms the engine up
+    generate(engine, model.vocabulary, first)  # warms the engine up
     expected: dict[int, list[list[int]]] = {}
     bases: list[float] = []
     shares: dict[Setting, list[float]] = {setting: [] for setting in settings}
     for _ in range(repeats):
         for setting in settings[1:]:
-            bases.append(generate(engine, vocabulary, first)[0])
-            speed, tokens = generate(engine, vocabulary, setting)
+            bases.append(generate(engine, model.vocabulary, first)[0])
+            speed, tokens = generate(engine, model.vocabulary, setting)
             shares[setting].append(speed / bases[-1])
             if setting.lag is not None:
                 assert tokens == expected.setdefault(setting.lag, tokens), "the delay changed the tokens"
@@ -156,18 +152,9 @@ def main(quick: bool, folder: str | None) -> None:
     repeats, lag = 1 if quick else 3, RolloutConfig().environment_lag
     lags = [lag] if quick else [lag, 1, 4, 8]
     settings: dict[str, object] = {"episodes at once": EPISODES, "tokens of an episode": TOKENS, "repeats": repeats}
-    if folder is None:
-        with tempfile.TemporaryDirectory() as path:
-            build_model(Path(path), SHAPE)
-            checks = measure(path, "float32", SHAPE.vocabulary, lags, repeats)
-        write("environments", checks, {"model": "Qwen2, 0.8 M", **settings}, quick=quick)
-        return
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    dtype = str(config.dtype or "float32").removeprefix("torch.")
-    checks = measure(folder, dtype, config.vocab_size, lags, repeats)
-    write("environments-pretrained", checks, {"model": f"{Path(folder).name}, {dtype}", **settings}, quick=quick)
+    with measured_model(folder) as model:
+        checks, settings = measure(model, lags, repeats), {"model": model.title, **settings}
+    write("environments" if folder is None else "environments-pretrained", checks, settings, quick=quick)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What several benchmarks use: a local Ray, real data, and random Qwen2 models."""
 
 import os
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from core.startup import set_environment
 
@@ -29,6 +31,31 @@ def local_ray() -> AbstractContextManager[object]:
         address="local", num_cpus=2, namespace="retrospect", include_dashboard=False, log_to_driver=False
     )
     return context
+
+
+class Model(NamedTuple):
+    """What engines generate with."""
+
+    path: str
+    dtype: str
+    vocabulary: int
+    title: str
+
+
+@contextmanager
+def measured_model(folder: str | None) -> Iterator[Model]:
+    """The pretrained model in `folder`, in its own type; without one a random Qwen2 of 0.8 M parameters."""
+    if folder is None:
+        shape = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_heads=2)
+        with tempfile.TemporaryDirectory() as path:
+            build_model(Path(path), shape)
+            yield Model(path, "float32", shape.vocabulary, "Qwen2, 0.8 M")
+        return
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    dtype = str(config.dtype or "float32").removeprefix("torch.")
+    yield Model(folder, dtype, config.vocab_size, f"{Path(folder).name}, {dtype}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,13 @@ import ray
 from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
-from bench.models import ROOT, Shape, build_model, local_ray
+from bench.models import ROOT, Model, local_ray, measured_model
 from bench.report import Check, check, command_line, write
 from core.config import ResolvedRollout
 from core.records import Sampling, Start
 from core.seeds import derive
 from core.weights import pack
 
-SHAPE = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_heads=2)
-"""0.8 M parameters; the model that is measured without `--model`."""
 GENERATED = 64  # tokens per sample
 PROMPT, PREFIX, SAMPLES = 32, 96, 4
 CONFIG = ResolvedRollout(
@@ -58,14 +56,6 @@ WORKER_NICENESS = 15  # of Ray's workers, and so of bare vLLM: other load on the
 
 Answer = tuple[float, list[list[int]]]  # seconds of a round, and the tokens of each sample
 Bare = Callable[[Sequence[Start], Sampling], Answer]  # one round through bare vLLM
-
-
-class Model(NamedTuple):
-    """What both sides generate with."""
-
-    path: str
-    dtype: str
-    vocabulary: int
 
 
 class Comparison(NamedTuple):
@@ -247,23 +237,15 @@ def generation(model: Model, pairs: int, rounds: int, count: int) -> list[Check]
 def main(quick: bool, folder: str | None) -> None:
     """Measure and write bench/results/rollout.json, or rollout-pretrained.json with the model in `folder`."""
     pairs, rounds = (2, 3) if quick else (6, 3)
-    settings = {"threads": CONFIG.threads, "processes of each side": pairs, "rounds": rounds}
-    if folder is not None:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(folder)
-        dtype = str(config.dtype or "float32").removeprefix("torch.")
-        model = Model(folder, dtype, config.vocab_size)
-        with local_ray():
-            checks = generation(model, pairs, rounds, 8 if quick else 16)
-        write("rollout-pretrained", checks, {"model": f"{Path(folder).name}, {dtype}", **settings}, quick=quick)
-        return
-    launched = [launch() for _ in range(1 if quick else 3)]
-    with local_ray(), tempfile.TemporaryDirectory() as path:
-        build_model(Path(path), SHAPE)
-        checks = generation(Model(path, "float32", SHAPE.vocabulary), pairs, rounds, 32 if quick else 64)
-    checks.append(check("launch.py train: first responses after", median(launched), "s", "<=", 30.0))
-    write("rollout", checks, {"model": "Qwen2, 0.8 M", **settings}, quick=quick)
+    settings: dict[str, object] = {"threads": CONFIG.threads, "processes of each side": pairs, "rounds": rounds}
+    launched = [launch() for _ in range(1 if quick else 3)] if folder is None else []
+    many = 64 if folder is None else 16
+    with measured_model(folder) as model, local_ray():
+        checks = generation(model, pairs, rounds, many // 2 if quick else many)
+        settings = {"model": model.title, **settings}
+    if launched:
+        checks.append(check("launch.py train: first responses after", median(launched), "s", "<=", 30.0))
+    write("rollout" if folder is None else "rollout-pretrained", checks, settings, quick=quick)
 
 
 if __name__ == "__main__":

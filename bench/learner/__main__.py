@@ -1,13 +1,13 @@
 """How fast is the learner, and how much memory does it need? `python -m bench.learner [--quick] [--device cuda]`.
 
 PPO iterations of the learner (score and update, driver and Ray included) alternate with those of a bare torch loop over
-the plain rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of
-every prefix of 512. Then the peak memory of both sides is measured for the same rows in one pass. On CPU this is done
-for small models, also for one with Qwen2's vocabulary, whose logits take nearly all of the memory. With `--model
-FOLDER` a pretrained model is measured instead, in fp32 and, where the CPU has instructions for it or `--dtype` asks for
-it, in bf16, with the critic on its trunk: rows of 150 to 210 tokens that share nothing, and 8 continuations of 80
-tokens of every prompt of 100. The bare loop then has no critic. On CPU the weights are also broadcast to two vLLM
-engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
+the plain rows: rows with GSM8K's lengths that share nothing, and 8 continuations of 128 tokens of every prefix of 512.
+Then the peak memory of both sides is measured for the same rows in one pass. On CPU this is done for small models, also
+for one with Qwen2's vocabulary, whose logits take nearly all of the memory. With `--model FOLDER` a pretrained model is
+measured instead, in fp32 and, where the CPU has instructions for it or `--dtype` asks for it, in bf16, with the critic
+on its trunk: rows of 150 to 210 tokens that share nothing, and 8 continuations of 80 tokens of every prompt of 100. The
+bare loop then has no critic. On CPU the weights are also broadcast to two vLLM engines. On a GPU speed and memory are
+measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
 """
 
 import os
@@ -24,7 +24,7 @@ from transformers import AutoConfig
 
 from bench.learner.broadcast import broadcast_checks
 from bench.learner.memory import EXACT, memory_now, peak_memory
-from bench.learner.rows import demo_rows, forked_rows, gsm8k_rows, plain_rows
+from bench.learner.rows import forked_rows, gsm8k_rows, plain_rows
 from bench.learner.sides import Side, Work, started
 from bench.models import Shape, local_ray
 from bench.report import Check, check, command_line, write
@@ -32,7 +32,6 @@ from core.errors import ClusterError, RetrospectError
 from core.machine import this_machine
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)  # the default starter's shape
-DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)  # the demo's starter
 MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)  # Qwen2's proportions
 WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)  # Qwen2's vocabulary
 HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)  # Qwen2 0.5 B
@@ -76,14 +75,12 @@ def measure_on_cpu(quick: bool) -> list[Check]:
     """Speed and broadcasts; then memory, in processes with another memory allocator."""
     threads, repeats = os.cpu_count() or 1, 3 if quick else 7
     plain = Work(STARTER, gsm8k_rows(64 if quick else 192, STARTER.vocabulary), threads)
-    demo = Work(DEMO, demo_rows(32 if quick else 128, 4), threads)
     forked = Work(MIDDLE, forked_rows(2 if quick else 4, 8, 512, 128, MIDDLE.vocabulary), threads)
     words = Work(WORDS, forked_rows(32, 1, 64, 192, WORDS.vocabulary), threads, budget=2048)
     whole = 2**16  # all rows of a step in one pass on both sides
     with local_ray():
         checks = [
             *speed_checks("nothing shared", plain, repeats, 0.95),
-            *speed_checks("the demo's rows", demo, repeats, 1.6),
             *speed_checks(FORKED, forked, repeats, 3.0),
             *broadcast_checks(quick, threads),
         ]
@@ -131,7 +128,7 @@ def main(quick: bool, device: str, model: Path | None, dtypes: Sequence[str]) ->
     if device == "cpu":
         settings = {
             "device": "cpu",
-            "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 512 x 2 (512 shared)",
+            "models": "Qwen2 128 x 4 (nothing shared), 512 x 2 (512 shared)",
             "threads": os.cpu_count() or 1,
             "broadcast": f"a Qwen2 of {35 if quick else 254} M parameters in fp32",
         }

@@ -1,4 +1,4 @@
-"""The trajectories that `bench.learner` trains on. Pure numpy. All but the demo's are random tokens: they share what
+"""The trajectories that `bench.learner` trains on. Pure numpy. They are random tokens, which share what
 their starts share, and nothing of their continuations."""
 
 import json
@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from bench.models import DATA
 from core.records import Finish, Judged, Start, Trajectory, Verdict
-from tasks.synthetic.arithmetic import ARITHMETIC, MODULUS, steps
 
 
 def gsm8k_rows(count: int, vocabulary: int) -> list[Judged]:
@@ -42,32 +41,6 @@ def forked_rows(starts: int, samples: int, prefix: int, continuation: int, vocab
             ids = np.concatenate([shared, rng.integers(0, vocabulary, continuation)])
             rows.append(_judged(len(rows), start, prefix // 2, ids, prefix))
     return rows
-
-
-def demo_rows(starts: int, samples: int) -> list[Judged]:
-    """The demo's problems and samples, half of the starts replayed, by a solver that errs in one step of ten."""
-    rng = np.random.default_rng(0)
-    rows: list[Judged] = []
-    for start in range(starts):
-        expression = ARITHMETIC.draw(rng, 3 + start % 6)
-        prompt = f"{expression}{ARITHMETIC.ending}"
-        lines = _lines(expression, rng)
-        done = lines[: rng.integers(1, len(lines))] if start % 2 else []  # a replayed state
-        context = prompt + "".join(done)
-        for _ in range(samples):
-            text = "".join([context, *_lines(expression, rng)[len(done) :]])
-            ids = np.array([ARITHMETIC.alphabet.index(letter) for letter in text])
-            rows.append(_judged(len(rows), start, len(prompt), ids, len(context)))
-    return rows
-
-
-def _lines(expression: str, rng: np.random.Generator) -> list[str]:
-    """A response: a line per step, and the answer."""
-    done = [
-        (operation, value if rng.random() > 0.1 else int(rng.integers(0, MODULUS)))
-        for operation, value in steps(expression)
-    ]
-    return [*(f"{operation}={value}\n" for operation, value in done), f"#{done[-1][1]}\n"]
 
 
 def _judged(number: int, start: int, prompt: int, ids: npt.NDArray[np.int64], context: int) -> Judged:

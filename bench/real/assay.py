@@ -159,7 +159,6 @@ def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, 
             "truncated": float(np.mean([item.trajectory.finish.truncated for group in roots for item in group])),
         },
         "chosen": rows,
-        "precision": precision(wins),
         "stages": assay.costs,
     }
 
@@ -176,16 +175,6 @@ def restart_states(chosen: Sequence[Chosen], wins: Reals) -> dict[str, dict[tupl
                 if states is not None:
                     found[kind][at, depth] = states[depth]
     return found
-
-
-def precision(wins: Reals) -> dict[str, list[float]]:
-    """By selector, for each chosen problem, the success of the state that it picks. `wins` [problem, failure, depth,
-    try]."""
-    problems, tries = len(wins), wins.reshape(len(wins), -1, wins.shape[-1])
-    half = tries.shape[-1] // 2
-    first, second = tries[..., :half].sum(axis=-1), tries[..., half:].mean(axis=-1)
-    found = {"random": tries.mean(axis=(1, 2)), "half of the tries": second[np.arange(problems), first.argmax(axis=1)]}
-    return {name: of_problems.tolist() for name, of_problems in found.items()}
 
 
 def cuts(allowed: Sequence[int], size: int, depths: Sequence[float]) -> tuple[int, ...] | None:

@@ -49,9 +49,6 @@ def assay_section(task: str, results: Sequence[Result]) -> tuple[list[str], list
         "nothing wrong, of those that can be checked (none after a wrong text, by its meaning):",
         "",
         *wrong_table(rows),
-        "Success of the state that a selector picks among the failed states of a problem:",
-        "",
-        *choice_table(results),
         "Generated tokens and seconds of the stages: "
         + "; ".join(
             f"{name} {sum(one['stages'][name]['tokens'] for one in results) / 1000:.0f} k, "
@@ -138,13 +135,3 @@ def _of_the_right(rows: Sequence[Any], kind: str) -> str:
     )  # fmt: skip
     known = all(any(won for won, _ in ones) for ones in (wrong_ones, right_ones))
     return text_of(gain(wrong_ones, right_ones, f"wrong {kind}"), never=NEVER) if known else "-"
-
-
-def choice_table(results: Sequence[Result]) -> list[str]:
-    """Precision of each selector, over problems."""
-    rng = generator(0, "bench.real", "precision")
-    rows = []
-    for name in results[0]["precision"]:
-        values = [value for one in results for value in one["precision"][name]]
-        rows.append([name, text_of(mean_over_seeds(values, rng), 100, 1), str(len(values))])
-    return grid(["selector", "success, %", "problems"], rows)

@@ -168,14 +168,6 @@ def test_nothing_is_decided_where_nothing_was_learnt() -> None:
     assert "none" not in lines[2]
 
 
-def test_selectors_pick_one_state_of_each_problem() -> None:
-    wins = np.zeros((2, 4, 4, 4))
-    wins[0, 1, 2] = 1  # one state of the first problem always succeeds
-    wins[1, 3, 0, 2:] = 1  # one of the second does in half of its tries, which are those that do not choose
-    found = assay.precision(wins)
-    assert found == {"random": [1 / 16, 1 / 32], "half of the tries": [1.0, 0.0]}
-
-
 def test_a_tuning_run_has_half_of_the_budget_and_no_evaluation() -> None:
     tuning, usual = schedule_of(Run("sums", "neither", 0, 5e-6), 1.0), schedule_of(Run("sums", "neither", 1), 1.0)
     assert (tuning.budget, tuning.points, tuning.last_samples) == (usual.budget // 2, 0, 0)
@@ -258,7 +250,6 @@ def assayed() -> dict[str, Any]:
         "samples": 16,
         "roots": {"success": [8, 0, 0, 0], "tokens": 1000, "lucky": [2, 5, 8], "truncated": 0.0},
         "chosen": [one, other],
-        "precision": {"random": [0.1, 0.3], "half of the tries": [0.5, 0.5]},
         "stages": {"roots": {"tokens": 1000, "seconds": 60}},
     }
 
