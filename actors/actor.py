@@ -70,10 +70,10 @@ class RolloutActor:
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
         """Swap the weights. `members`: the actors of a direct transfer, if there is one. If it fails, the object
         store's copy is read and the acknowledgement says why: a broadcast must not depend on other engines' health."""
-        own = self.process()
-        if weights.direct is None or own not in members:
+        process = self.process()
+        if weights.direct is None or process not in members:
             return self._engine.load_weights(self._stored(weights))
-        member = Member(list(members).index(own) + 1, len(members) + 1, self._device, self._direct_seconds)
+        member = Member(list(members).index(process) + 1, len(members) + 1, self._device, self._direct_seconds)
         try:
             received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, member)), direct=None)
         except RuntimeError as error:

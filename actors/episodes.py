@@ -36,7 +36,7 @@ class _Sample:
     """An episode that is being generated: its turns so far, with the answers between them."""
 
     job: Job
-    number: int  # of the episode with the workers; also the order of entry
+    episode_id: int  # of the workers; also the order of entry
     past: Generator[str, Answer, list[bool]] | None  # repeats the actions of a replayed prefix
     opened: bool = False  # its environment has answered to `reset`, or to `restore`
     tokens: list[int] = field(default_factory=list)
@@ -53,12 +53,14 @@ class _Sample:
     answer: Answer | None = None  # to the turn; or an error
     lost: bool = False  # its state cannot be rebuilt: the environment answers differently
 
-    def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
+    def append(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], of_policy: bool
+    ) -> None:
         """Add the tokens of a turn, or of an answer."""
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += versions
-        self.mask += [own] * len(tokens)
+        self.mask += [of_policy] * len(tokens)
 
     @property
     def ready(self) -> bool:
@@ -77,8 +79,8 @@ class EpisodeEngine(Engine):
         self._most = math.ceil((1 + AHEAD) * config.max_running)
         self._queue: deque[Job] = deque()  # of one sample each, whose environments have not begun
         self._open: dict[Key, _Sample] = {}
-        self._of_number: dict[int, _Sample] = {}
-        self._waiting: dict[int, _Sample] = {}  # by number: those whose turn has ended
+        self._by_episode: dict[int, _Sample] = {}
+        self._waiting: dict[int, _Sample] = {}  # by episode: those whose turn has ended
         self._snapshots: OrderedDict[Place, tuple[str, int, float]] = OrderedDict()  # with turns and rewards so far
         self._snapshot_bytes = 0
         self._done: list[Continuation] = []
@@ -102,10 +104,10 @@ class EpisodeEngine(Engine):
             assert start.world is not None
             prefix = start.prefix_ids.tolist()
             snapshot, turns, total = self._snapshots.get((start.problem_id, start.prefix_ids.tobytes()), ("", 0, 0.0))
-            number = self._workers.open(start.world, snapshot)
+            episode_id = self._workers.open(start.world, snapshot)
             past = None if snapshot or not prefix else self._turns.retrace(prefix)
-            one = _Sample(job, number, past, turns=turns, total=total)
-            self._open[start.id, job.samples[0]] = self._of_number[number] = one
+            sample = _Sample(job, episode_id, past, turns=turns, total=total)
+            self._open[start.id, job.samples[0]] = self._by_episode[episode_id] = sample
             self._engine.add([replace(job, calls=self._turns.calls)])
 
     def step(self) -> None:
@@ -118,12 +120,12 @@ class EpisodeEngine(Engine):
                 self._end_turn(turn)
         idle = not self._engine.unfinished
         if idle and self._waiting:
-            self._clock = max(self._clock, min(one.due for one in self._waiting.values()))
+            self._clock = max(self._clock, min(sample.due for sample in self._waiting.values()))
         self._listen(WAIT if self._waiting and (self._owed() or (idle and not self._in_order)) else 0.0)
         if not self._owed():
-            for one in sorted(self._waiting.values(), key=lambda one: (one.due, one.number)):
-                if one.ready and (one.due <= self._clock or not self._in_order):
-                    self._go_on(one)
+            for sample in sorted(self._waiting.values(), key=lambda sample: (sample.due, sample.episode_id)):
+                if sample.ready and (sample.due <= self._clock or not self._in_order):
+                    self._go_on(sample)
         self._begin()
 
     def rest(self) -> None:
@@ -134,9 +136,9 @@ class EpisodeEngine(Engine):
     def abort(self) -> None:
         """Drop everything that is in flight."""
         self._engine.abort()
-        for number in self._of_number:
-            self._workers.end(number)
-        self._open, self._of_number, self._waiting, self._done = {}, {}, {}, []
+        for episode_id in self._by_episode:
+            self._workers.end(episode_id)
+        self._open, self._by_episode, self._waiting, self._done = {}, {}, {}, []
         self._queue.clear()
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
@@ -154,110 +156,114 @@ class EpisodeEngine(Engine):
 
     def _owed(self) -> bool:
         """Whether an answer that is used now has not come."""
-        return self._in_order and any(one.due <= self._clock and not one.ready for one in self._waiting.values())
+        return self._in_order and any(
+            sample.due <= self._clock and not sample.ready for sample in self._waiting.values()
+        )
 
     def _listen(self, seconds: float) -> None:
         begun = time.monotonic()
-        found = self._workers.poll(seconds)
+        answers = self._workers.poll(seconds)
         self.waited += time.monotonic() - begun if seconds else 0.0
-        for number, answer in found:
-            if (one := self._of_number.get(number)) is not None:
-                self._hear(one, answer)
+        for episode_id, answer in answers:
+            if (sample := self._by_episode.get(episode_id)) is not None:
+                self._hear(sample, answer)
 
-    def _hear(self, one: _Sample, answer: Answer) -> None:
+    def _hear(self, sample: _Sample, answer: Answer) -> None:
         """Take an answer: of the beginning, of a repeated action, or of the turn."""
-        if answer.error or (one.opened and one.past is None):
-            one.answer = answer
+        if answer.error or (sample.opened and sample.past is None):
+            sample.answer = answer
             return
-        world = one.job.start.world
+        world = sample.job.start.world
         try:
-            if one.opened:
-                one.turns, one.repeated = one.turns + 1, one.repeated + 1
-                one.total += answer.reward
-            elif one.turns == 0 and world is not None and digest(answer.messages) != world.opening:
+            if sample.opened:
+                sample.turns, sample.repeated = sample.turns + 1, sample.repeated + 1
+                sample.total += answer.reward
+            elif sample.turns == 0 and world is not None and digest(answer.messages) != world.opening:
                 raise DataError("reset has returned other messages than before")
-            if one.past is not None:
-                action = one.past.send(answer) if one.opened else next(one.past)
-                self._workers.step(one.number, action)
-                one.opened = True
+            if sample.past is not None:
+                action = sample.past.send(answer) if sample.opened else next(sample.past)
+                self._workers.step(sample.episode_id, action)
+                sample.opened = True
                 return
         except StopIteration:
-            one.past = None
-            self._keep(one.job.start.prefix_ids.tobytes(), one, answer.snapshot)
+            sample.past = None
+            self._keep(sample.job.start.prefix_ids.tobytes(), sample, answer.snapshot)
         except DataError as error:
-            one.answer, one.lost = Answer([], error=str(error)), one.job.start.replayed
+            sample.answer, sample.lost = Answer([], error=str(error)), sample.job.start.replayed
             return
-        one.opened = True
-        if one.finish is Finish.STOP:
-            self._workers.step(one.number, one.action)
+        sample.opened = True
+        if sample.finish is Finish.STOP:
+            self._workers.step(sample.episode_id, sample.action)
 
     def _end_turn(self, turn: Continuation) -> None:
         """Add a turn, and send it to its environment once that is where the turn began."""
-        one = self._open[turn.start_id, turn.sample]
-        one.append(turn.tokens, turn.logprobs, turn.versions, own=True)
-        one.finish, one.due = turn.finish, self._clock + self._lag
-        one.action = self._turns.text(turn.tokens)
-        self._waiting[one.number] = one
-        if one.finish is Finish.STOP and one.opened and one.past is None and one.answer is None:
-            self._workers.step(one.number, one.action)
+        sample = self._open[turn.start_id, turn.sample]
+        sample.append(turn.tokens, turn.logprobs, turn.versions, of_policy=True)
+        sample.finish, sample.due = turn.finish, self._clock + self._lag
+        sample.action = self._turns.text(turn.tokens)
+        self._waiting[sample.episode_id] = sample
+        if sample.finish is Finish.STOP and sample.opened and sample.past is None and sample.answer is None:
+            self._workers.step(sample.episode_id, sample.action)
 
-    def _go_on(self, one: _Sample) -> None:
+    def _go_on(self, sample: _Sample) -> None:
         """Use what was answered: queue the next turn, or end the episode."""
-        answer, finish = one.answer, one.finish
-        one.answer, one.finish = None, None
-        del self._waiting[one.number]
+        answer, finish = sample.answer, sample.finish
+        sample.answer, sample.finish = None, None
+        del self._waiting[sample.episode_id]
         assert finish is not None
         if answer is None:
-            self._finish(one, finish)
+            self._finish(sample, finish)
         elif answer.error:
-            self._drop(one, answer.error)
+            self._drop(sample, answer.error)
         else:
-            one.turns, one.total = one.turns + 1, one.total + answer.reward
-            one.rewards.append((len(one.tokens) - 1, answer.reward))
-            if answer.done or one.turns >= self._most_turns:
-                self._finish(one, Finish.STOP if answer.done else Finish.LENGTH, answer)
+            sample.turns, sample.total = sample.turns + 1, sample.total + answer.reward
+            sample.rewards.append((len(sample.tokens) - 1, answer.reward))
+            if answer.done or sample.turns >= self._most_turns:
+                self._finish(sample, Finish.STOP if answer.done else Finish.LENGTH, answer)
                 return
             try:
-                reply = self._turns.reply(one.tokens[-1], answer.messages)
+                reply = self._turns.reply(sample.tokens[-1], answer.messages)
             except DataError as error:
-                self._drop(one, str(error))
+                self._drop(sample, str(error))
                 return
-            if len(one.tokens) + len(reply) >= one.job.budget:
-                self._finish(one, Finish.LENGTH, answer)
+            if len(sample.tokens) + len(reply) >= sample.job.budget:
+                self._finish(sample, Finish.LENGTH, answer)
                 return
-            one.append(reply, [0.0] * len(reply), one.versions[-1:] * len(reply), own=False)
-            self._remember(one, answer.snapshot)
-            self._engine.add([replace(one.job, calls=self._turns.calls, written=tuple(one.tokens))])
+            sample.append(reply, [0.0] * len(reply), sample.versions[-1:] * len(reply), of_policy=False)
+            self._remember(sample, answer.snapshot)
+            self._engine.add([replace(sample.job, calls=self._turns.calls, written=tuple(sample.tokens))])
 
-    def _remember(self, one: _Sample, snapshot: str) -> None:
+    def _remember(self, sample: _Sample, snapshot: str) -> None:
         """Keep the snapshot of the state that a sample has come to."""
         if snapshot:
-            written = b"".join(token.to_bytes(4, "little") for token in one.tokens)
-            self._keep(one.job.start.prefix_ids.tobytes() + written, one, snapshot)
+            written = b"".join(token.to_bytes(4, "little") for token in sample.tokens)
+            self._keep(sample.job.start.prefix_ids.tobytes() + written, sample, snapshot)
 
-    def _keep(self, response: bytes, one: _Sample, snapshot: str) -> None:
+    def _keep(self, response: bytes, sample: _Sample, snapshot: str) -> None:
         """Keep the snapshot of a state, if there is one, in place of the oldest ones. `response`: its tokens."""
-        place = one.job.start.problem_id, response
+        place = sample.job.start.problem_id, response
         if snapshot and place not in self._snapshots:
             self._snapshot_bytes += len(snapshot) + len(response)
-            self._snapshots[place] = (snapshot, one.turns, one.total)
+            self._snapshots[place] = (snapshot, sample.turns, sample.total)
         while self._snapshot_bytes > SNAPSHOT_BYTES:
             (_, old), (gone, *_) = self._snapshots.popitem(last=False)
             self._snapshot_bytes -= len(gone) + len(old)
 
-    def _finish(self, one: _Sample, finish: Finish, last: Answer | None = None) -> None:
+    def _finish(self, sample: _Sample, finish: Finish, last: Answer | None = None) -> None:
         said = (None, "") if last is None else (last.correct, last.detail)
-        episode = Episode(tuple(one.rewards), one.total, one.turns, *said, repeated=one.repeated)
-        key = self._forget(one)
-        self._done.append(Continuation(*key, one.tokens, one.logprobs, one.versions, finish, one.mask, episode))
-
-    def _drop(self, one: _Sample, reason: str) -> None:
+        episode = Episode(tuple(sample.rewards), sample.total, sample.turns, *said, repeated=sample.repeated)
+        key = self._forget(sample)
         self._done.append(
-            Continuation(*self._forget(one), [], [], [], Finish.STOP, dropped=reason, state_lost=one.lost)
+            Continuation(*key, sample.tokens, sample.logprobs, sample.versions, finish, sample.mask, episode)
         )
 
-    def _forget(self, one: _Sample) -> Key:
-        key = one.job.start.id, one.job.samples[0]
-        del self._open[key], self._of_number[one.number]
-        self._workers.end(one.number)
+    def _drop(self, sample: _Sample, reason: str) -> None:
+        self._done.append(
+            Continuation(*self._forget(sample), [], [], [], Finish.STOP, dropped=reason, state_lost=sample.lost)
+        )
+
+    def _forget(self, sample: _Sample) -> Key:
+        key = sample.job.start.id, sample.job.samples[0]
+        del self._open[key], self._by_episode[sample.episode_id]
+        self._workers.end(sample.episode_id)
         return key

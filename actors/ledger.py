@@ -97,9 +97,9 @@ class Ledger:
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
             return []
         while self._queue and samples > 0:
-            place, start_id, numbers = heapq.heappop(self._queue)
+            place, start_id, indices = heapq.heappop(self._queue)
             entry = self._entries.get(start_id)
-            left = () if entry is None or entry.dropped else tuple(n for n in numbers if n not in entry.done)
+            left = () if entry is None or entry.dropped else tuple(n for n in indices if n not in entry.done)
             if entry is None or not left:
                 continue  # done meanwhile, by an engine that counted as lost
             suspect = start_id in self._suspects
@@ -110,9 +110,9 @@ class Ledger:
             if left[fit:]:
                 kept.append((place, start_id, left[fit:]))
             jobs.append(Job(entry.start, entry.sampling, left[:fit]))
-            for number in left[:fit]:
-                self._engine_of[start_id, number] = engine
-                mine[start_id, number] = None
+            for index in left[:fit]:
+                self._engine_of[start_id, index] = engine
+                mine[start_id, index] = None
             samples -= fit
             if suspect:
                 break
@@ -124,17 +124,19 @@ class Ledger:
         """Enter finished continuations. Those of unknown or dropped starts, and second results, are ignored. Returns
         those that their environments dropped."""
         dropped = []
-        for one in finished:
-            entry = self._entries.get(one.start_id)
+        for continuation in finished:
+            entry = self._entries.get(continuation.start_id)
             if entry is None or entry.dropped:
                 continue
-            self._release((one.start_id, one.sample))
-            if one.sample not in entry.done:
-                entry.done[one.sample] = None if one.dropped else _trajectory(entry.start, one)
-                dropped += [(entry.start, one)] if one.dropped else []
+            self._release((continuation.start_id, continuation.sample))
+            if continuation.sample not in entry.done:
+                entry.done[continuation.sample] = (
+                    None if continuation.dropped else _trajectory(entry.start, continuation)
+                )
+                dropped += [(entry.start, continuation)] if continuation.dropped else []
                 self.open -= 1
                 if len(entry.done) == entry.start.samples:
-                    self._complete[one.start_id] = None
+                    self._complete[continuation.start_id] = None
         return dropped
 
     def requeue(self, engine: str, raised: bool = False) -> Start | None:
@@ -150,8 +152,8 @@ class Ledger:
             self.drop(cause)
             self._suspects.clear()
             return self._entries[cause].start
-        for start_id, numbers in lost.items():
-            heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(numbers))))
+        for start_id, indices in lost.items():
+            heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(indices))))
         if raised:
             self._suspects |= lost.keys()
         return None
@@ -159,8 +161,8 @@ class Ledger:
     def drop(self, start_id: str) -> None:
         """Complete a start without samples, whether they wait or are in flight."""
         entry = self._entries[start_id]
-        for number in range(entry.start.samples):
-            self._release((start_id, number))
+        for index in range(entry.start.samples):
+            self._release((start_id, index))
         self.open -= entry.start.samples - len(entry.done)
         entry.dropped = True
         self._complete[start_id] = None
@@ -171,8 +173,8 @@ class Ledger:
         del self._complete[start_id]
         self._suspects.discard(start_id)
         entry = self._entries.pop(start_id)
-        found = [] if entry.dropped else [entry.done[number] for number in range(entry.start.samples)]
-        return [one for one in found if one is not None]
+        rollouts = [] if entry.dropped else [entry.done[index] for index in range(entry.start.samples)]
+        return [rollout for rollout in rollouts if rollout is not None]
 
     def clear(self) -> None:
         """Drop everything; later results are ignored."""
@@ -186,23 +188,25 @@ class Ledger:
             del self._keys_of[engine][key]
 
 
-def tell_dropped(start: Start, one: Continuation, told: set[bool]) -> None:
-    """Say why an episode was dropped: once for episodes, and once for states that cannot be rebuilt. `told`: which of
-    the two were said."""
-    if one.state_lost in told:
+def tell_dropped(start: Start, continuation: Continuation, reported: set[bool]) -> None:
+    """Say why an episode was dropped: once for episodes, and once for states that cannot be rebuilt. `reported`: which
+    of the two were said."""
+    if continuation.state_lost in reported:
         return
-    told.add(one.state_lost)
-    what = f"state of {start.prefix_ids.size} tokens" if one.state_lost else "episode"
-    message = f"{what} of problem {start.problem_id} is dropped: {one.dropped}; dropped_episodes counts them"
+    reported.add(continuation.state_lost)
+    what = f"state of {start.prefix_ids.size} tokens" if continuation.state_lost else "episode"
+    message = f"{what} of problem {start.problem_id} is dropped: {continuation.dropped}; dropped_episodes counts them"
     logger.warning(message)
     print(message, flush=True)
 
 
-def _trajectory(start: Start, one: Continuation) -> Trajectory:
-    tokens, versions = np.array(one.tokens, np.int32), np.array(one.versions, np.int32)
-    logprobs = np.array(one.logprobs, np.float32)
-    mask = None if one.mask is None or all(one.mask) else np.array(one.mask, np.bool_)
-    return Trajectory(start, one.sample, tokens, logprobs, versions, one.finish, mask, one.episode)
+def _trajectory(start: Start, continuation: Continuation) -> Trajectory:
+    tokens, versions = np.array(continuation.tokens, np.int32), np.array(continuation.versions, np.int32)
+    logprobs = np.array(continuation.logprobs, np.float32)
+    mask = None if continuation.mask is None or all(continuation.mask) else np.array(continuation.mask, np.bool_)
+    return Trajectory(
+        start, continuation.sample, tokens, logprobs, versions, continuation.finish, mask, continuation.episode
+    )
 
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:

@@ -21,7 +21,7 @@ class LocalPool:
     def __init__(self, engine: Engine, config: ResolvedRollout) -> None:
         self.restarts = 0  # always: the engine and the caller share a process
         self.quarantined = self.dropped = 0  # starts and episodes since the run began
-        self._told: set[bool] = set()  # kinds of dropped episodes that were said
+        self._reported: set[bool] = set()  # kinds of dropped episodes that were said
         self._lost: dict[str, Start] = {}  # by id: starts whose state cannot be rebuilt
         self._engine = engine
         self._busy = 0.0  # seconds of generation
@@ -34,12 +34,12 @@ class LocalPool:
         ledger = Ledger()
         ledger.add(starts, sampling)
         self._engine.add(ledger.take(NAME, ledger.open))
-        for start, one in ledger.accept(self._engine.run(float("inf"))):
+        for start, continuation in ledger.accept(self._engine.run(float("inf"))):
             self.dropped += 1
-            if one.state_lost:
+            if continuation.state_lost:
                 self.quarantined += start.id not in self._lost
                 self._lost[start.id] = start
-            tell_dropped(start, one, self._told)
+            tell_dropped(start, continuation, self._reported)
         self._busy += time.monotonic() - begun - (self._engine.waited - waited)
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
 

@@ -69,14 +69,14 @@ def check_options(config: RolloutConfig, device: str) -> None:
     """Raises ConfigError for an option that vLLM lacks (with the nearest name) or that cannot be set on `device`."""
     gpu_only = {option: f"it needs cluster.device cuda, on CPU {why}" for option, why in ENGINE_GPU_ONLY.items()}
     engine = ENGINE if device == "cuda" else {**ENGINE, **gpu_only}
-    for field, given, fixed, file, name in (
+    for field, options, fixed, file, name in (
         ("engine_options", config.engine_options, engine, "engine/arg_utils.py", "EngineArgs"),
         ("sampling_options", config.sampling_options, SAMPLING, "sampling_params.py", "SamplingParams"),
     ):
-        for option in given:
+        for option in options:
             if option in fixed:
                 raise ConfigError(f"rollout.{field}.{option} cannot be set: {fixed[option]}")
-        _check_known(f"rollout.{field}", list(given), file, name)
+        _check_known(f"rollout.{field}", list(options), file, name)
     if STRUCTURED in config.sampling_options:
         _check_structured(config.sampling_options[STRUCTURED])
     for option in (STRUCTURED, "min_tokens") if config.environment else ():
@@ -87,34 +87,36 @@ def check_options(config: RolloutConfig, device: str) -> None:
             )
 
 
-def check_sampling_values(given: Mapping[str, object]) -> None:
+def check_sampling_values(options: Mapping[str, object]) -> None:
     """Raises ConfigError for values that vLLM refuses. Another process imports vLLM, in about ten seconds."""
     if importlib.util.find_spec("vllm") is None:
         return
     done = subprocess.run(
-        [sys.executable, "-c", _CONSTRUCT], input=json.dumps(given), capture_output=True, text=True, check=False
+        [sys.executable, "-c", _CONSTRUCT], input=json.dumps(options), capture_output=True, text=True, check=False
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["vLLM cannot be imported"])[-1]
-        raise ConfigError(f"rollout.sampling_options = {json.dumps(given)}: vLLM refuses it: {last}")
+        raise ConfigError(f"rollout.sampling_options = {json.dumps(options)}: vLLM refuses it: {last}")
 
 
 _CONSTRUCT = """
 import json, sys
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-given = json.load(sys.stdin)
-if "structured_outputs" in given:
-    given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-SamplingParams(**given)
+options = json.load(sys.stdin)
+if "structured_outputs" in options:
+    options["structured_outputs"] = StructuredOutputsParams(**options["structured_outputs"])
+SamplingParams(**options)
 """
 
 
-def _check_structured(given: object) -> None:
+def _check_structured(constraint: object) -> None:
     """Raises ConfigError unless it is a mapping of vLLM's names. vLLM itself checks which of them go together."""
     field = f"rollout.sampling_options.{STRUCTURED}"
-    if not isinstance(given, Mapping) or not given:
-        raise ConfigError(f"{field} = {given!r}: give a mapping such as {{regex: '[0-9]+'}} or {{choice: [yes, no]}}")
-    _check_known(field, [str(option) for option in given], "sampling_params.py", "StructuredOutputsParams")
+    if not isinstance(constraint, Mapping) or not constraint:
+        raise ConfigError(
+            f"{field} = {constraint!r}: give a mapping such as {{regex: '[0-9]+'}} or {{choice: [yes, no]}}"
+        )
+    _check_known(field, [str(option) for option in constraint], "sampling_params.py", "StructuredOutputsParams")
 
 
 def check_training_options(config: Config) -> None:
@@ -140,19 +142,19 @@ def describe_options(config: RolloutConfig) -> list[str]:
 
 def _check_known(field: str, options: Sequence[str], file: str, name: str) -> None:
     """Raises ConfigError, with the nearest name, for one of `options` that vLLM's class `name` lacks."""
-    known = class_fields(file, name) if options else []
+    allowed = class_fields(file, name) if options else []
     for option in options:
-        if known and option not in known:
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
+        if allowed and option not in allowed:
+            near = difflib.get_close_matches(option, allowed, n=1, cutoff=0.0)[0]
             raise ConfigError(f"{field}.{option}: vLLM's {name} has no such option; the nearest is {near!r}")
 
 
 def class_fields(file: str, name: str) -> list[str]:
     """The public annotated fields of a class in a file of the vLLM package; empty where vLLM is not installed."""
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.submodule_search_locations is None:
+    package = importlib.util.find_spec("vllm")
+    if package is None or package.submodule_search_locations is None:
         return []
-    tree = ast.parse((Path(found.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+    tree = ast.parse((Path(package.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     targets = [node.target for body in classes for node in body.body if isinstance(node, ast.AnnAssign)]
     return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]

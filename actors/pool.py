@@ -44,7 +44,7 @@ class RolloutPool:
         self._report = quarantine
         self._bad: dict[tuple[str, bytes], str] = {}  # `_context`s of quarantined starts, and why
         self._lost: deque[Start] = deque()  # replayed ones of these starts, until `take_lost` returns them
-        self._told: set[bool] = set()  # kinds of dropped episodes that were said
+        self._reported: set[bool] = set()  # kinds of dropped episodes that were said
         self._error: RetrospectError | None = None  # why the pool ended
         self._weights: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
@@ -104,17 +104,21 @@ class RolloutPool:
         they do not fit the model, ActorError when they were lost before every engine had read them."""
         self._weights, self._current, self._weights_lost = handle, None, False
         members = [actor.process for actor in self._actors if actor.serving]
-        found: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle, members), "load")
-        for one in found:
-            if one.fallback:
-                logger.warning("%s took the weights from the object store: %s", one.engine, one.fallback)
-        self._current = (found[0].version, found[0].digest)
-        return found
+        acknowledgements: list[Acknowledgement] = self._ask_all(
+            lambda actor: actor.load_weights.remote(handle, members), "load"
+        )
+        for acknowledgement in acknowledgements:
+            if acknowledgement.fallback:
+                logger.warning(
+                    "%s took the weights from the object store: %s", acknowledgement.engine, acknowledgement.fallback
+                )
+        self._current = (acknowledgements[0].version, acknowledgements[0].digest)
+        return acknowledgements
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """[engine][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""
-        given = ray.put(list(sequences))
-        return self._ask_all(lambda actor: actor.sequence_logprobs.remote(given))
+        shared = ray.put(list(sequences))
+        return self._ask_all(lambda actor: actor.sequence_logprobs.remote(shared))
 
     def queues(self) -> Queues:
         """Where the samples are, and how long the engines have generated."""
@@ -195,11 +199,11 @@ class RolloutPool:
             actor.ask(lambda remote: remote.generate.remote(jobs, seconds, refill), config.deadline, accept, "generate")
 
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
-        for start, one in self._ledger.accept(result.finished):
+        for start, continuation in self._ledger.accept(result.finished):
             self.dropped += 1
-            if one.state_lost and _context(start) not in self._bad:
-                self._quarantine(start, one.dropped)
-            tell_dropped(start, one, self._told)
+            if continuation.state_lost and _context(start) not in self._bad:
+                self._quarantine(start, continuation.dropped)
+            tell_dropped(start, continuation, self._reported)
         expected = self._ledger.in_flight(actor.name)
         if result.unfinished < expected:
             self._replace(actor, ActorError(f"its engine has {result.unfinished} samples of {expected} in flight"))
@@ -222,19 +226,19 @@ class RolloutPool:
 
     def _ask_all(self, call: Callable[[Any], Any], kind: Kind = "ask") -> list[Any]:
         """Answers of all engines that serve, in order, at least one. An engine that fails meanwhile is left out."""
-        found: dict[int, Any] = {}
-        while not found:
-            asked: list[tuple[ActorHandle, Request]] = []
+        answers: dict[int, Any] = {}
+        while not answers:
+            requests: list[tuple[ActorHandle, Request]] = []
             for actor in self._actors:
                 if actor.serving:
-                    accept = partial(found.__setitem__, actor.index)
-                    asked.append((actor, actor.ask(call, self._config.deadline, accept, kind)))
+                    accept = partial(answers.__setitem__, actor.index)
+                    requests.append((actor, actor.ask(call, self._config.deadline, accept, kind)))
             self.pump()
-            while any(request in actor.requests for actor, request in asked):
+            while any(request in actor.requests for actor, request in requests):
                 self.pump()
             if kind == "load":
                 self.check()
-        return [found[index] for index in sorted(found)]
+        return [answers[index] for index in sorted(answers)]
 
     def _verify(self, actor: ActorHandle) -> None:
         """Replace an engine that started during a weight swap if it acknowledged other weights than the rest."""
@@ -279,7 +283,7 @@ class RestartBudget:
     @property
     def spent(self) -> int:
         """Incidents within the window that ends now."""
-        self._incidents = [one for one in self._incidents if self._clock() - one[0] < self._window]
+        self._incidents = [incident for incident in self._incidents if self._clock() - incident[0] < self._window]
         return len(self._incidents)
 
     def charge(self, name: str, reason: str) -> None:

@@ -52,13 +52,13 @@ class RolloutStream:
 
     def finished(self) -> list[Finished]:
         """Starts completed meanwhile, at least one. Raises the thread's error; ActorError if none can come."""
-        found: list[Finished] = []
-        while not found or not self._finished.empty():
+        finished: list[Finished] = []
+        while not finished or not self._finished.empty():
             try:
-                found.append(self._finished.get(timeout=POLL_SECONDS))
+                finished.append(self._finished.get(timeout=POLL_SECONDS))
             except queue.Empty:
                 self._call(self._check_progress)
-        return found
+        return finished
 
     def abandon(self) -> None:
         """Drop everything that was submitted."""

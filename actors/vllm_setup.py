@@ -35,16 +35,16 @@ def stop_tokens(model_path: str) -> list[int]:
     """End-of-sequence tokens of a checkpoint's two configs. Raises ModelError when it names none."""
     from transformers import AutoConfig, GenerationConfig
 
-    found: set[int] = set()
+    tokens: set[int] = set()
     for source in (GenerationConfig, AutoConfig):
         try:
             ids = source.from_pretrained(model_path).eos_token_id
         except (OSError, ValueError):  # a checkpoint need not have a generation config
             continue
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    if not found:
+        tokens |= {ids} if isinstance(ids, int) else set(ids or ())
+    if not tokens:
         raise ModelError(f"model.path = {model_path}: config.json is missing or has no eos_token_id; set it there")
-    return sorted(found)
+    return sorted(tokens)
 
 
 def register_model_class(model_path: str) -> None:
@@ -98,10 +98,12 @@ def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
     from vllm import SamplingParams
     from vllm.exceptions import VLLMError
 
-    own = engine.vllm_config
+    config = engine.vllm_config
     try:
         params = TypeAdapter(SamplingParams).validate_python(dict(options))
-        params.verify(own.model_config, own.speculative_config, own.structured_outputs_config, engine.tokenizer)
+        params.verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, engine.tokenizer
+        )
     except (ValueError, VLLMError) as error:  # pydantic's ValidationError is a ValueError, vLLM's is not
         raise ConfigError(f"rollout.sampling_options = {sorted(options)}: {first_line(error)}") from error
     return {name: getattr(params, name) for name in options}
