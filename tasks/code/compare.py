@@ -4,7 +4,7 @@ Whatever a sandbox says is compared without raising, in time bounded by its leng
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -19,17 +19,17 @@ _SCALARS = (bool, int, float, str)
 _NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3})?")
 
 
-def same_output(expected: str, found: str, tolerance: float = 0.0) -> bool:
+def same_output(expected: str, printed: str, tolerance: float = 0.0) -> bool:
     """Whether two printed texts are the same, word by word and line by line, without empty lines. Numbers are equal as
     numbers (`1.0` and `1.00`), or within a tolerance, absolute or relative."""
     wanted = len(expected.split())
-    if len(found.split(None, wanted)) != wanted:  # before anything is made of a flood of words
+    if len(printed.split(None, wanted)) != wanted:  # before anything is made of a flood of words
         return False
-    lines = [_lines(text) for text in (expected, found)]
+    lines = [_lines(text) for text in (expected, printed)]
     return [len(words) for words in lines[0]] == [len(words) for words in lines[1]] and all(
         left == right or _same_number(left, right, tolerance)
-        for one, other in zip(*lines, strict=True)
-        for left, right in zip(one, other, strict=True)
+        for line, other in zip(*lines, strict=True)
+        for left, right in zip(line, other, strict=True)
     )
 
 
@@ -48,45 +48,45 @@ def _lines(text: str) -> list[list[str]]:
 def _same_number(left: str, right: str, tolerance: float) -> bool:
     if not _NUMBER.fullmatch(left) or not _NUMBER.fullmatch(right):
         return False
-    one, other = Decimal(left), Decimal(right)  # as floats, all numbers beyond 1e308 would be equal
-    return one == other or abs(one - other) <= Decimal(tolerance) * max(abs(one), abs(other), Decimal(1))
+    number, other = Decimal(left), Decimal(right)  # as floats, all numbers beyond 1e308 would be equal
+    return number == other or abs(number - other) <= Decimal(tolerance) * max(abs(number), abs(other), Decimal(1))
 
 
-def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
+def same_value(expected: Any, returned: Any, tolerance: float = 0.0) -> bool:
     """Whether an encoded value equals one from JSON: a tuple equals a list, and the key 1 the key "1"."""
-    match found:
+    match returned:
         case ["l" | "t", *items]:
             return (
                 isinstance(expected, list)
                 and len(expected) == len(items)
-                and all(same_value(one, other, tolerance) for one, other in zip(expected, items, strict=True))
+                and all(same_value(item, other, tolerance) for item, other in zip(expected, items, strict=True))
             )
         case ["d", *pairs]:
-            return isinstance(expected, dict) and _pair_up(
-                expected.items(), pairs, lambda one, other: _same_entry(one, other, tolerance)
+            return isinstance(expected, dict) and pair_off(
+                expected.items(), pairs, lambda item, other: _same_entry(item, other, tolerance)
             )
-    if equal(expected, found):
+    if equal(expected, returned):
         return True
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (expected, found))
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (expected, returned))
     try:
-        return numbers and tolerance > 0 and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+        return numbers and tolerance > 0 and math.isclose(expected, returned, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:  # an integer that no float holds
         return False
 
 
-def _same_entry(expected: tuple[str, Any], found: Any, tolerance: float) -> bool:
-    match found:
+def _same_entry(expected: tuple[str, Any], entry: Any, tolerance: float) -> bool:
+    match entry:
         case [key, value]:
             return str(key) == expected[0] and same_value(expected[1], value, tolerance)
     return False
 
 
-def equal(expected: object, found: Any) -> bool:
+def equal(expected: object, returned: Any) -> bool:
     """Whether an encoded value equals a literal, as == decides for the decoded values; a malformed encoding never does.
     No value larger than the literal is built from the program's output."""
-    if found is None or isinstance(found, _SCALARS):
-        return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == found)
-    match found:
+    if returned is None or isinstance(returned, _SCALARS):
+        return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == returned)
+    match returned:
         case ["i", str(digits)] if _HEX.fullmatch(digits):
             return isinstance(expected, int | float | complex) and expected == int(digits, 16)
         case ["c", float() as real, float() as imaginary]:
@@ -104,9 +104,9 @@ def equal(expected: object, found: Any) -> bool:
         case ["q", str(above), str(below)] if _HEX.fullmatch(above) and _HEX.fullmatch(below):
             return isinstance(expected, int | float) and _is_ratio(expected, int(above, 16), int(below, 16))
         case ["s" | "z", *items]:
-            return isinstance(expected, set | frozenset) and _pair_up(expected, items, equal)
+            return isinstance(expected, set | frozenset) and pair_off(expected, items, equal)
         case ["d", *pairs]:
-            return isinstance(expected, dict) and _pair_up(expected.items(), pairs, _same_pair)
+            return isinstance(expected, dict) and pair_off(expected.items(), pairs, _same_pair)
     return False
 
 
@@ -118,12 +118,13 @@ def _is_ratio(expected: float, above: int, below: int) -> bool:
     return mine * below == above * whole
 
 
-def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Whether the two can be paired off: each expected item with the same found one, and none left."""
+def pair_off(expected: Iterable[Any], items: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether every item has an expected member of its own that is the same, and no member is left. `same`: (member,
+    item)."""
     left = list(expected)
-    if len(left) != len(found):
+    if len(left) != len(items):
         return False
-    for item in found:
+    for item in items:
         at = next((i for i, member in enumerate(left) if same(member, item)), None)
         if at is None:
             return False
@@ -131,17 +132,17 @@ def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any
     return True
 
 
-def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(map(equal, expected, found))
+def _same_pair(expected: tuple[Any, Any], pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(map(equal, expected, pair))
 
 
-def is_plain(found: Any, depth: int = 0) -> bool:
+def is_plain(encoding: Any, depth: int = 0) -> bool:
     """Whether an encoding has only builtin types, at every level, and is no deeper than the driver writes."""
-    if not isinstance(found, list):
+    if not isinstance(encoding, list):
         return True
     if depth > DEEPEST:
         return False
-    match found:
+    match encoding:
         case ["l" | "t" | "s" | "z", *items]:
             return all(is_plain(item, depth + 1) for item in items)
         case ["d", *pairs]:

@@ -3,8 +3,8 @@ names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; not
 bounded (`values.py`)."""
 
 import re
-from collections.abc import Sequence
 
+from tasks.code.compare import pair_off
 from tasks.mathematics.forms import Equation, Form, Group, Single, read_form
 from tasks.mathematics.values import expression, number, proportional, rational, same_value
 
@@ -94,17 +94,7 @@ def _same_group(gold: Group, answer: Group) -> bool:
         return False
     if gold.ordered:
         return all(_same_form(*pair) for pair in zip(gold.parts, answer.parts, strict=True))
-    return _same_members(gold.parts, answer.parts)
-
-
-def _same_members(gold: Sequence[Form], answer: Sequence[Form]) -> bool:
-    left = list(answer)
-    for part in gold:
-        found = next((place for place, other in enumerate(left) if _same_form(part, other)), None)
-        if found is None:
-            return False
-        del left[found]
-    return True
+    return pair_off(answer.parts, gold.parts, lambda part, of_gold: _same_form(of_gold, part))
 
 
 def _same_single(gold: Single, answer: Single) -> bool:
