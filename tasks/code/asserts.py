@@ -32,20 +32,20 @@ class AssertTests:
         first = boxes.config.setup == "before"
         program = Program(source, before=self.setup if first else "", after="" if first else self.setup)
 
-        def _run(number: int, test: UnitTest) -> tuple[Outcome, float]:
+        def _run(index: int, test: UnitTest) -> tuple[Outcome, float]:
             report, ending = session.evaluate(test.holes)
             if failed := unanswered(report, ending, test.skippable):
                 return failed, ending.seconds
             if test.literal is not None:
                 return self._outcome(test, equal(test.literal[0], report.values[0])), ending.seconds
             if plain := all(map(is_plain, report.values.values())):
-                asked.append((number, test, report.values))
+                asked.append((index, test, report.values))
             return self._outcome(test, plain), ending.seconds
 
         with boxes.program.session(program) as session:
             outcomes = outcome_of_each(self.tests, _run, boxes.config.program_seconds)
-        for number, answer in ask(asked, self._imports, boxes.own).items():
-            outcomes[number] = self._outcome(self.tests[number], answer)
+        for index, answer in ask(asked, self._imports, boxes.own).items():
+            outcomes[index] = self._outcome(self.tests[index], answer)
         return outcomes
 
     @staticmethod
@@ -58,15 +58,15 @@ def ask(asked: list[Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool
     can cause this only by being slow to compare, and earn the least."""
     if not asked:
         return {}
-    values = {f"t{number}_{i}": value for number, _, found in asked for i, value in found.items()}
+    values = {f"t{index}_{i}": value for index, _, values_of_test in asked for i, value in values_of_test.items()}
     # a hole that raised is not passed: a question that reads it raises, too
     questions = [
-        f"bool((lambda {', '.join(f'h{i}=t{number}_{i}' for i in found)}: {test.question})())"
-        for number, test, found in asked
+        f"bool((lambda {', '.join(f'h{i}=t{index}_{i}' for i in values_of_test)}: {test.question})())"
+        for index, test, values_of_test in asked
     ]
     modules = sorted({f"import {name}" for _, test, _ in asked for name in test.modules})
     with sandbox.session(Program("\n".join([imports, *modules]))) as session:
         report, ending = session.evaluate(questions, values)
     if stopped := report.syntax or report.failed or ending.why:
         raise SandboxError(f"the values could not be compared: {stopped}")
-    return {number: report.values.get(i) is True for i, (number, _, _) in enumerate(asked)}
+    return {index: report.values.get(i) is True for i, (index, _, _) in enumerate(asked)}

@@ -38,10 +38,10 @@ class SandboxError(Exception):
 
 def bubblewrap() -> str:
     """The path of bubblewrap. Raises SandboxError without it."""
-    found = shutil.which("bwrap")
-    if found is None:
+    path = shutil.which("bwrap")
+    if path is None:
         raise SandboxError("bubblewrap (bwrap) is not installed")
-    return found
+    return path
 
 
 def program_user() -> int:
@@ -110,15 +110,15 @@ def compiled(file: Path) -> Path:
 
 def package_paths(packages: Sequence[str]) -> list[Path]:
     """Files and folders of installed packages, with the libraries that wheels keep beside them. Raises ConfigError."""
-    found = []
+    paths = []
     for name in packages:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or spec.origin is None:
             raise ConfigError(f"task.code.packages: {name!r} is not installed; install it or leave it out")
         place = Path(spec.origin)
         place = place.parent if spec.submodule_search_locations else place
-        found += [place, *place.parent.glob(f"{name}.libs")]
-    return found
+        paths += [place, *place.parent.glob(f"{name}.libs")]
+    return paths
 
 
 def filter_file() -> IO[bytes]:

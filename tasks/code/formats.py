@@ -65,13 +65,13 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
     `outputs` and perhaps `fn_name`; or a list of objects with `input`, `output`, `testtype`. Raises as `read_mbpp`."""
     column = _needed(columns.tests, "tests", "input_output")
     place = f"{where}: column {column!r} (task.columns.tests)"
-    given = _input_output(row[column], place)
-    name = given.get("fn_name") or _function_name(row, columns, where)
-    if given.get("called") and not name:
+    tests = _input_output(row[column], place)
+    name = tests.get("fn_name") or _function_name(row, columns, where)
+    if tests.get("called") and not name:
         raise DataError(
             f"{place} has tests of a function and no name of it; name its column in task.columns.entry_point"
         )
-    inputs, outputs = given.get("inputs"), given.get("outputs")
+    inputs, outputs = tests.get("inputs"), tests.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
         raise DataError(f"{place} has no lists 'inputs' and 'outputs' of one length; fix or delete the row")
     prompt = text_of(row, columns.prompt, "prompt", where)
@@ -84,7 +84,7 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
         record["inputs"], record["outputs"] = ([_text(each, place) for each in side] for side in (inputs, outputs))
         pairs = zip(record["inputs"], record["outputs"], strict=True)
         record["shown"] = [i for i, pair in enumerate(pairs) if all(_shows(prompt, text) for text in pair)]
-    if (tolerance := given.get("tolerance")) is not None:
+    if (tolerance := tests.get("tolerance")) is not None:
         if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
             raise DataError(f"{place}: 'tolerance' = {tolerance!r} is no number from 0 to 1; fix the row")
         record["tolerance"] = tolerance
@@ -117,10 +117,10 @@ def _setup_of(row: Row, columns: Columns, where: str) -> str:
         return ""
     place = f"{where}: column {columns.setup!r} (task.columns.setup)"
     value = row[columns.setup]
-    given: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(line, str) for line in given):
+    lines: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(line, str) for line in lines):
         raise DataError(f"{place} is neither text nor a list of lines; fix the row")
-    setup = _lines("\n".join(given))
+    setup = _lines("\n".join(lines))
     with _refused(place):
         read_setup(setup)
     return setup
@@ -128,13 +128,13 @@ def _setup_of(row: Row, columns: Columns, where: str) -> str:
 
 def _asserts(value: object, setup: str, where: str) -> list[str]:
     with _refused(where):
-        found: object = statements(value) if isinstance(value, str) else value
-    if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
+        asserts: object = statements(value) if isinstance(value, str) else value
+    if not isinstance(asserts, list) or not asserts or not all(isinstance(test, str) for test in asserts):
         raise DataError(f"{where} is no list of asserts; fix or delete the row")
-    known, tests = read_setup(setup), []
-    for number, text in enumerate(found, 1):
-        with _refused(f"{where}: test {number} cannot be used"):
-            tests.append(split_test(text, known).text)
+    scope, tests = read_setup(setup), []
+    for index, text in enumerate(asserts, 1):
+        with _refused(f"{where}: test {index} cannot be used"):
+            tests.append(split_test(text, scope).text)
     return tests
 
 

@@ -21,17 +21,17 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
     printed: list[tuple[int, Test, str]] = []  # what a checker judges
 
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
-        given, expected = test
-        ending = session.run({"input": given})
+        text, expected = test
+        ending = session.run({"input": text})
         if problem := ending.why or (ending.status and (ending.errors or f"ended itself with status {ending.status}")):
             syntax = ending.status == NOT_COMPILED
             return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
-        found = ending.output.decode(errors="replace")
+        output = ending.output.decode(errors="replace")
         if judged_by:
-            printed.append((number, test, found))
+            printed.append((number, test, output))
             return Outcome(True), ending.seconds
-        same = same_output(expected, found, tolerance)
-        why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
+        same = same_output(expected, output, tolerance)
+        why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {output.strip()[:60]!r}"
         return Outcome(same, "" if same else why), ending.seconds
 
     with boxes.program.session(Program(source, before=record["setup"])) as session:
@@ -64,12 +64,12 @@ def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Ou
         return outcome_of_each(tests, _run, boxes.config.program_seconds)
 
 
-def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:
+def _checked(checker: Session, number: int, test: Test, output: str) -> tuple[Outcome, float]:
     """Run a checker on the files input, expected, output. It accepts by printing 1 or `ok` first, or exiting with 0."""
-    files = {"input": test[0], "expected": test[1], "output": found}
+    files = {"input": test[0], "expected": test[1], "output": output}
     ending = checker.run({"input": "", "files": files, "arguments": list(files)})
     said = ending.output.decode(errors="replace").split(None, 20)
     passed = not ending.why and not ending.status and (not said or said[0].lower() in ACCEPTED)
     why = f"refused by the checker ({ending.why or ending.errors or ' '.join(said[:20])})"
-    why = "" if passed else f"test {number + 1}: {why}, printed {found.strip()[:60]!r}"
+    why = "" if passed else f"test {number + 1}: {why}, printed {output.strip()[:60]!r}"
     return Outcome(passed, why), ending.seconds

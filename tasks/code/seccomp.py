@@ -88,14 +88,14 @@ def program_filter() -> bytes:
     with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses clone and openat,
     whose flags a filter can read: clone may start threads, but no processes."""
     machine = _MACHINES[platform.machine()]
-    rules = [_deny(number) for number in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
-    rules += [_deny(number, errno.EROFS) for number in machine.makes]
-    rules += [_deny(number, errno.ENOSYS) for number in (_CLONE3, _OPENAT2)]
+    rules = [_deny(call) for call in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
+    rules += [_deny(call, errno.EROFS) for call in machine.makes]
+    rules += [_deny(call, errno.ENOSYS) for call in (_CLONE3, _OPENAT2)]
     rules.append(_branch(machine.clone, 0, [(_ANY_BIT, _CLONE_THREAD)], hit=_ALLOWED, miss=_refusal()))
     rules.append(_branch(machine.fcntl, 1, [(_EQUAL, lock) for lock in _LOCKS], hit=_refusal(), miss=_ALLOWED))
-    for number, flags in machine.opens.items():
-        rules.append(_branch(number, flags, [(_ANY_BIT, _NEW_FILE)], hit=_refusal(errno.EROFS), miss=_ALLOWED))
-    rules += [_branch(number, 0, [(_EQUAL, OWN_PROCESS)], hit=_ALLOWED, miss=_refusal()) for number in machine.signals]
+    for call, flags in machine.opens.items():
+        rules.append(_branch(call, flags, [(_ANY_BIT, _NEW_FILE)], hit=_refusal(errno.EROFS), miss=_ALLOWED))
+    rules += [_branch(call, 0, [(_EQUAL, OWN_PROCESS)], hit=_ALLOWED, miss=_refusal()) for call in machine.signals]
     return _start(machine) + b"".join(rules) + _ALLOWED
 
 
@@ -122,14 +122,14 @@ def _refusal(error: int = errno.EPERM) -> bytes:
     return _step(_RETURN, _ERRNO | error)
 
 
-def _deny(number: int, error: int = errno.EPERM) -> bytes:
-    return _step(_EQUAL, number, 0, 1) + _refusal(error)
+def _deny(call: int, error: int = errno.EPERM) -> bytes:
+    return _step(_EQUAL, call, 0, 1) + _refusal(error)
 
 
-def _branch(number: int, argument: int, tests: Sequence[tuple[int, int]], *, hit: bytes, miss: bytes) -> bytes:
-    """For the call `number`: `hit` if one of the tests holds for the low half of an argument, otherwise `miss`."""
+def _branch(call: int, argument: int, tests: Sequence[tuple[int, int]], *, hit: bytes, miss: bytes) -> bytes:
+    """For the call `call`: `hit` if one of the tests holds for the low half of an argument, otherwise `miss`."""
     body = _step(_LOAD, _ARGUMENTS + 8 * argument)
     for left, (code, value) in zip(range(len(tests), 0, -1), tests, strict=True):
         body += _step(code, value, left, 0)  # over the other tests and `miss`
     body += miss + hit
-    return _step(_EQUAL, number, 0, len(body) // 8) + body
+    return _step(_EQUAL, call, 0, len(body) // 8) + body

@@ -75,15 +75,15 @@ def read_setup(text: str) -> Setup:
             continue
         names = _bound(node) - bound
         head = _head(node.value) if isinstance(node, ast.Assign) else None
-        known = Setup((), frozenset(imported), frozenset(derived), frozenset(bound - derived))
-        if head and head[0] not in known.own and _is_programs(*head, known):
+        setup = Setup((), frozenset(imported), frozenset(derived), frozenset(bound - derived))
+        if head and head[0] not in setup.own and _is_programs(*head, setup):
             derived |= names
             objects |= names if head[0][:1].isupper() or head[0] in objects else set()
         else:
             derived -= _bound(node)
         bound |= names
-    texts, own = tuple(map(ast.unparse, imports)), frozenset(bound - derived)
-    return Setup(texts, frozenset(imported - bound), frozenset(derived), own, frozenset(objects & derived))
+    texts, others = tuple(map(ast.unparse, imports)), frozenset(bound - derived)
+    return Setup(texts, frozenset(imported - bound), frozenset(derived), others, frozenset(objects & derived))
 
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:

@@ -36,8 +36,8 @@ def gsm8k_solution(answer: str) -> str:
 
 def hash_answer(text: str) -> str | None:
     """The text after the last `####` on its line; None if there is none."""
-    found = _HASHES.findall(text)
-    return (found[-1].strip() or None) if found else None
+    answers = _HASHES.findall(text)
+    return (answers[-1].strip() or None) if answers else None
 
 
 def boxed_answer(text: str) -> str | None:
@@ -61,12 +61,12 @@ def gsm8k_value(text: str) -> str | None:
     if len(text) > _LONG_LINE:
         return None
     plain = plain_notation(text)
-    found = list(_NUMBERS.finditer(plain))
-    if len(found) != 1 or _NO_VALUE.search(plain[: found[0].start()].lower()) or _FORMULA.search(plain):
+    numbers = list(_NUMBERS.finditer(plain))
+    if len(numbers) != 1 or _NO_VALUE.search(plain[: numbers[0].start()].lower()) or _FORMULA.search(plain):
         return None
-    if _SCALED.match(plain.lower(), found[0].end()):
+    if _SCALED.match(plain.lower(), numbers[0].end()):
         return None  # 18 million is not 18
-    value = found[0][0].removesuffix(",")
+    value = numbers[0][0].removesuffix(",")
     return value if rational(value) is not None else None
 
 

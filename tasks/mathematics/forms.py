@@ -135,10 +135,10 @@ def _split(text: str, separators: str) -> list[str]:
 
 def _matrix(text: str) -> Group | None:
     bare = _MATRIX_BRACKETS.fullmatch(text)
-    found = _MATRIX.fullmatch(bare[1] if bare else text)
-    if found is None or r"\begin" in found[2]:
+    match = _MATRIX.fullmatch(bare[1] if bare else text)
+    if match is None or r"\begin" in match[2]:
         return None
-    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[2]) if row.strip()]
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
     cells = (tuple(_read(cell.strip()) for cell in row.split("&")) for row in rows)
     return Group("matrix", "", tuple(Group("row", "", row) for row in cells))
 
@@ -197,10 +197,10 @@ def _interval(pieces: list[str]) -> Equation | None:
 
 def _brackets(text: str) -> Group | None:
     r"""A tuple, an interval or a set; None for anything else."""
-    found = re.fullmatch(r"\\(\{)(.*)\\(\})|([(\[])(.*)([)\]])", text, re.DOTALL)
-    if not found or not _encloses(text.replace(r"\{", "(").replace(r"\}", ")")):
+    match = re.fullmatch(r"\\(\{)(.*)\\(\})|([(\[])(.*)([)\]])", text, re.DOTALL)
+    if not match or not _encloses(text.replace(r"\{", "(").replace(r"\}", ")")):
         return None
-    opening, inner, ending = (part for part in found.groups() if part is not None)
+    opening, inner, ending = (part for part in match.groups() if part is not None)
     parts = _split(inner, ",;")
     if (len(parts) < 2 and opening != "{") or not all(part.strip() for part in parts):
         return None
@@ -218,11 +218,11 @@ def _plus_minus(text: str) -> Group | None:
 def _single(text: str) -> Single:
     percent = text.endswith("%")
     text = text.removesuffix("%").strip()
-    found = _UNIT.fullmatch(text)
-    if not found or not (re.search("[0-9]", found["value"]) or found["value"].endswith(("}", "!"))):
+    match = _UNIT.fullmatch(text)
+    if not match or not (re.search("[0-9]", match["value"]) or match["value"].endswith(("}", "!"))):
         return Single(text, "", percent)
-    unit = found["text"] or found["bare"] or ""
-    value = found["value"].strip()
+    unit = match["text"] or match["bare"] or ""
+    value = match["value"].strip()
     if value.endswith("%"):
         value, percent = value[:-1].strip(), True
-    return Single(value, unit.strip().lower() + (f"^{found['power']}" if found["power"] else ""), percent)
+    return Single(value, unit.strip().lower() + (f"^{match['power']}" if match["power"] else ""), percent)

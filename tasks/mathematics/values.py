@@ -111,12 +111,12 @@ def expression(text: str) -> Any:
     # and capitals
     text = re.sub(r"(?<![a-zA-Z\\{])([A-Z])(?![_a-z])", lambda letter: rf"\alpha_{{{ord(letter[1])}}}", text)
     try:
-        found = _parsed(text)
-        if not isinstance(found, sympy.Expr) or _digits(found) > _LARGEST:
+        parsed = _parsed(text)
+        if not isinstance(parsed, sympy.Expr) or _digits(parsed) > _LARGEST:
             return None
-        exact: dict[Any, Any] = {real: sympy.Rational(repr(float(real))) for real in found.atoms(sympy.Float)}
+        exact: dict[Any, Any] = {real: sympy.Rational(repr(float(real))) for real in parsed.atoms(sympy.Float)}
         exact[sympy.Symbol("i", real=True)] = sympy.I
-        return found.xreplace(exact).doit()
+        return parsed.xreplace(exact).doit()
     except Exception:  # the parser and sympy raise whatever they like on text that is no mathematics
         return None
 
@@ -186,10 +186,10 @@ def _value_at(value: Any, symbols: list[Any], point: float, precision: int = _PR
 
     at = sympy.Float(point, precision)  # the symbols' values are no multiples of each other
     places = {symbol: at * (1 + sympy.Rational(k, 7)) + k * at**2 / 3 for k, symbol in enumerate(symbols)}
-    found = value.evalf(precision, subs=places)
-    if not found.is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.atoms(sympy.Function):
+    numeric = value.evalf(precision, subs=places)
+    if not numeric.is_number or numeric.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or numeric.atoms(sympy.Function):
         return None
-    return found
+    return numeric
 
 
 def proportional(first: Any, second: Any) -> bool:
