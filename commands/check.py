@@ -25,7 +25,7 @@ from core.plan import (
     plan_warnings,
 )
 from core.seeds import derive
-from tasks.judge_probe import check_judges
+from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
@@ -111,7 +111,7 @@ def check_model_and_data(config: Config) -> str:
         own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
         lines += [f"{label}: {len(own)} problems"] if label else []
         lines.append(_first_prompt(own[0], task.tokenizer if task else None))
-        lines.append(check_judges(source, own, located(config.reward_model)))
+        lines.append(check_judge(source, own, located(config.reward_model)))
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from core.run_directory import check_root
 from core.seeds import derive
 from core.startup import check_reachable, named_address
 from monitor.trackers import check_trackers
-from tasks.judge_probe import probe_reward
+from tasks.judging import probe_reward
 from tasks.kinds import rollout_settings, task_items
 from trainer.build import check_methods
 from trainer.mirror import open_store

@@ -36,8 +36,8 @@ class LocalJudge:
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         """See `core.protocols.Judge`. A verifier gets what it would get in a judging process."""
-        told = load_cases(dump_cases(cases, self.asks))
-        return judge_cases(self._reward, told, self._failed_reward) if told else []
+        sent = load_cases(dump_cases(cases, self.asks))
+        return judge_cases(self._reward, sent, self._failed_reward) if sent else []
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
@@ -104,20 +104,20 @@ class JudgePool:
         begins = iter(range(0, len(cases), size))  # the threads share it
         verdicts: dict[int, list[Verdict]] = {}
 
-        def _drain(number: int) -> None:
+        def _drain(slot: int) -> None:
             for begin in begins:
-                verdicts[begin] = self._judge_chunk(number, cases[begin : begin + size])
+                verdicts[begin] = self._judge_chunk(slot, cases[begin : begin + size])
 
         list(self._threads.map(_drain, range(len(self._workers))))
         return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
-    def _judge_chunk(self, number: int, cases: Sequence[Case]) -> list[Verdict]:
+    def _judge_chunk(self, slot: int, cases: Sequence[Case]) -> list[Verdict]:
         """Judge on one worker. When it hangs or dies, its case fails and a new worker gets the remaining cases. If all
         were judged in one call, nobody knows which case it was: then each gets a call of its own."""
         done: list[Verdict] = []
         size = len(cases)
         while len(done) < len(cases):
-            worker = self._worker(number)
+            worker = self._worker(slot)
             part = cases[len(done) : len(done) + size]
             seconds = seconds_of(len(part), self._limit, self._patience) if worker.asks.batch else self._patience
             detail = f"judge timed out after {seconds:g} s"
@@ -137,29 +137,29 @@ class JudgePool:
                 size = 1
             else:
                 done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
-            self._replace(number)
+            self._replace(slot)
         return done
 
-    def _worker(self, number: int) -> _Worker:
+    def _worker(self, slot: int) -> _Worker:
         try:
-            self._workers[number].wait_until_ready()
+            self._workers[slot].wait_until_ready()
         except ConfigError as error:
             self._check_open()
             if not self.replaced:
                 raise
             raise ActorError(f"a judging worker died and cannot be restarted: {error}") from None
-        return self._workers[number]
+        return self._workers[slot]
 
     def _check_open(self) -> None:
         if self._closed:  # never return fewer verdicts than cases
             raise ActorError("the judges were closed during a call of judge")
 
-    def _replace(self, number: int) -> None:
+    def _replace(self, slot: int) -> None:
         self._check_open()
-        self._workers[number].kill()
-        self._workers[number] = _Worker(self._arguments)
+        self._workers[slot].kill()
+        self._workers[slot] = _Worker(self._arguments)
         if self._closed:  # `close` ran in between and did not see the new worker
-            self._workers[number].stop()
+            self._workers[slot].stop()
         self.replaced += 1
 
     def close(self) -> None:
@@ -170,24 +170,3 @@ class JudgePool:
         self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.kill()
-
-
-class EpisodeJudge:
-    """The verdict of an environment: its last reward, and whether the episode is a success. The rewards of earlier
-    turns are those of steps."""
-
-    asks = Asks(episode=True)
-
-    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`. A response without an episode fails."""
-        return [self._verdict(case) for case in cases]
-
-    @staticmethod
-    def _verdict(case: Case) -> Verdict:
-        if case.episode is None:
-            return Verdict(0.0, False, "no environment answered", judge_failed=True)
-        last = sum(reward for at, reward in case.episode.rewards if at == case.tokens - 1)
-        return Verdict(last, case.episode.succeeded, case.episode.detail)
-
-    def close(self) -> None:
-        """Do nothing: there is no process to end."""

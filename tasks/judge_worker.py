@@ -28,17 +28,17 @@ from core.errors import ConfigError
 from core.imports import member, module_with
 from core.protocols import Asks, Case
 from core.records import Verdict
-from tasks.rewards.shapes import NOT_APPLIED, Reward, read_shape
+from tasks.rewards.shapes import NOT_APPLIED, RewardFunction, read_shape
 
 _OURS = (__file__, str(Path(__file__).with_name("rewards")), imports.__file__)
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
-_TOLD = ("reference", "response", "where", "columns", "ids", "prompt", "query")  # of a case
+_SENT = ("reference", "response", "where", "columns", "ids", "prompt", "query")  # of a case
 MOST_REWARD = 1e6  # largest reward: above it float32 cannot tell advantages apart, and its square soon overflows
 MOST_DETAIL = 300  # most characters of a verdict's reason
 GRACE = 2.0  # seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead
 
 
-def load_verifier(path: str, settings: str | None = None) -> Reward:
+def load_verifier(path: str, settings: str | None = None) -> RewardFunction:
     """The function at 'module:function', or with settings what it returns for them. Raises ConfigError.
     `prepare_judge()` of the module, if any, loads things before the time limit of the first verdict."""
     module, _, name = path.partition(":")
@@ -59,39 +59,39 @@ def load_verifier(path: str, settings: str | None = None) -> Reward:
 def _place(error: BaseException) -> str:
     """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
-    own = [frame for frame in frames if "importlib" not in frame.filename]
-    own = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    frames = [frame for frame in frames if "importlib" not in frame.filename]
+    frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def dump_cases(cases: Sequence[Case], asks: Asks) -> str:
     """One line of JSON for `load_cases`, with no more than reference and response if a judge asks for nothing else.
     Episodes are left out."""
-    names = ("reference", "response") if asks.nothing else _TOLD
+    names = ("reference", "response") if asks.nothing else _SENT
     return json.dumps([{name: getattr(case, name) for name in names} for case in cases], default=str)
 
 
 def load_cases(line: str) -> list[Case]:
     """What `dump_cases` wrote."""
-    return [Case(**told) for told in json.loads(line)]
+    return [Case(**fields) for fields in json.loads(line)]
 
 
 def load_verdict(line: str | bytes) -> Verdict:
     """A verdict as a judging process writes it."""
-    told = json.loads(line)
-    return Verdict(**told | {name: tuple(map(tuple, told[name])) for name in ("steps", "parts")})
+    fields = json.loads(line)
+    return Verdict(**fields | {name: tuple(map(tuple, fields[name])) for name in ("steps", "parts")})
 
 
 def judge_cases(
-    reward: Reward, cases: Sequence[Case], failed_reward: float, patience: float | None = None
+    reward: RewardFunction, cases: Sequence[Case], failed_reward: float, patience: float | None = None
 ) -> list[Verdict]:
     """A verdict for each case. A call that raises for several of them is made again for each."""
-    if reward.one is not None:
-        return [judge_one(partial(reward.one, case), failed_reward) for case in cases]
-    assert reward.many is not None
+    if reward.alone is not None:
+        return [judge_one(partial(reward.alone, case), failed_reward) for case in cases]
+    assert reward.together is not None
     results: Sequence[object]
     try:
-        results = reward.many(cases, patience)
+        results = reward.together(cases, patience)
     except (Exception, SystemExit) as error:
         if len(cases) > 1:
             return [judge_cases(reward, [case], failed_reward, patience)[0] for case in cases]

@@ -17,7 +17,7 @@ from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation
 from core.errors import DataError
 from core.protocols import Case, Judge
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.limits import AskedLimits, TokenLimits
 from tasks.pass_at_k import merge_answers
@@ -90,7 +90,7 @@ class Task:
 
     def first_prompt(self, source: str) -> str:
         """The first prompt of a data set, as the model reads it. `source`: its label."""
-        return self.decode(next(one for one in self._problems.values() if one.source == source).prompt_ids)
+        return self.decode(next(problem.prompt_ids for problem in self._problems.values() if problem.source == source))
 
     def check_starts(self, starts: Iterable[Start]) -> None:
         """Raises DataError when a start has the prompt of an evaluation problem, by the hash of its text.
@@ -198,18 +198,18 @@ def build_task(
     if rollout is not None and rollout.environment:
         items = with_worlds(items, config.title, rollout, tokenizer, canonical)
     split, chosen = encode_problems(config, tokenizer, items, limits, context)
-    parts = every_source(config)
-    name = "+".join(f"{label}:{one.name}" if label else one.name for label, weight, one in parts if weight)
-    samples = {one.label: given.samples for one, given in zip(evaluation_sets(config), config.eval_sets, strict=True)}
+    data_sets = every_source(config)
+    name = "+".join(f"{label}:{data.name}" if label else data.name for label, weight, data in data_sets if weight)
+    samples = {data.label: entry.samples for data, entry in zip(evaluation_sets(config), config.eval_sets, strict=True)}
     with ExitStack() as started:  # a judge that does not start ends the others
         sources: dict[str, JudgedSource] = {}
-        shared: dict[str, Judge] = {}
-        for label, weight, one in parts:
-            alike = one.model_dump_json(include=JUDGING)
-            if alike not in shared:
-                shared[alike] = start_judges(one, reward_model)
-                started.callback(shared[alike].close)
-            sources[label] = JudgedSource(weight, find_kind(one.name), shared[alike])
+        judges: dict[str, Judge] = {}
+        for label, weight, data in data_sets:
+            settings = data.model_dump_json(include=JUDGING)
+            if settings not in judges:
+                judges[settings] = start_judge(data, reward_model)
+                started.callback(judges[settings].close)
+            sources[label] = JudgedSource(weight, find_kind(data.name), judges[settings])
         fingerprint = task_fingerprint(name, split.train, tokenizer)
         task = Task(sources, split, chosen, tokenizer, fingerprint, rows_of(sources, items), samples)
         started.pop_all()

@@ -19,7 +19,7 @@ from learner.methods import check_estimator, check_policy_loss, find_estimator
 from monitor.trackers import check_trackers, open_trackers
 from replay.rankings.find import check_ranking
 from replay.store import ReplayStore
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tasks.kinds import task_items
 from tests.trainer.examples import iteration
 
@@ -85,14 +85,14 @@ def test_a_task(tmp_path: Path) -> None:
     config = TaskConfig.model_validate(fields | {"judge_workers": 0})
     items = task_items(config, seed=0)
     assert {item.prompt: item.solution for item in (*items.train, *items.evaluation)}["Spell tea backwards."] == "aet"
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         right, wrong = judges.judge([Case("aet", " aet\n"), Case("aet", "tea")])
     assert (right.correct, wrong.correct) == (True, False)
 
 
 def test_a_reward() -> None:
     config = TaskConfig(name="gsm8k", reward="my_reward:short", judge_workers=0)
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         right, wrong = judges.judge([Case("7", "3 + 4 = 7\n#### 7"), Case("7", "#### 8")])
     assert (right.reward, right.correct) == (1 - 0.007, True)  # seven words
     assert (wrong.reward, wrong.correct) == (0.0, False)
@@ -104,7 +104,7 @@ def test_several_rewards() -> None:
     config = parse_config({"task": {"name": "gsm8k", "rewards": option, "judge_timeout": 60.0}}, "test").task
     hard = {"prompt": "1+1?", "level": "hard"}
     cases = [Case("2", r"\boxed{2}", columns=hard), Case("2", "3", columns={"prompt": "Prove it.", "level": "easy"})]
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         right, wrong = judges.judge(cases)
     assert (right.reward, right.correct, right.parts) == (2.2, True, (("right", 2.0), ("boxed", 1.0)))  # 2 + 0.2 x 1
     assert (wrong.reward, wrong.correct, wrong.parts) == (0.0, False, (("right", 0.0),))

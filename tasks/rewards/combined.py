@@ -13,7 +13,7 @@ from core.records import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightedReward:
     """One of the rewards of a task."""
 
     label: str  # its name in metrics
@@ -33,10 +33,10 @@ class Part:
 class Rewards:
     """The judge of a task with rewards of the user's own, one or several."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._threads = ThreadPoolExecutor(len(parts), thread_name_prefix="reward")
-        asks = [part.judge.asks for part in parts]
+    def __init__(self, rewards: Sequence[WeightedReward]) -> None:
+        self._rewards = rewards
+        self._threads = ThreadPoolExecutor(len(rewards), thread_name_prefix="reward")
+        asks = [reward.judge.asks for reward in rewards]
         self.asks = Asks(
             [name for each in asks for name in each.needed],
             [name for each in asks for name in each.optional],
@@ -47,36 +47,41 @@ class Rewards:
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         """See `core.protocols.Judge`."""
-        by_part = list(self._threads.map(lambda part: part.judge.judge(cases), self._parts))
-        return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*by_part, strict=True), strict=True)]
+        by_reward = list(self._threads.map(lambda reward: reward.judge.judge(cases), self._rewards))
+        return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*by_reward, strict=True), strict=True)]
 
     def describe(self, solved: Case | None) -> list[str]:
         """A line for each reward, which also says whether it decides what is correct. `solved`: with a canonical
         solution as the response."""
-        first, *others = (part.described(solved) for part in self._parts)
+        first, *others = (reward.described(solved) for reward in self._rewards)
         decides = "decides what is correct: above 0, or what its Verdict or `acc` says"
         return [f"{first}; {decides}", *(f"{text}; decides only where those before it do not apply" for text in others)]
 
     def _sum(self, case: Case, verdicts: Sequence[Verdict]) -> Verdict:
         place = f", on {case.where}" if case.where else ""
-        applied = [(part, one) for part, one in zip(self._parts, verdicts, strict=True) if not math.isnan(one.reward)]
+        applied = [
+            (reward, verdict)
+            for reward, verdict in zip(self._rewards, verdicts, strict=True)
+            if not math.isnan(verdict.reward)
+        ]
         if not applied:
             return Verdict(0.0, False, f"no reward applies{place}", judge_failed=True)
-        failed = next(((part, one) for part, one in applied if one.judge_failed), None)
-        part, told = failed or applied[0]
-        detail = f"{part.label}: {told.detail}" if told.detail and len(self._parts) > 1 else told.detail
+        several, (_, deciding) = len(self._rewards) > 1, applied[0]
+        failed = next(((reward, verdict) for reward, verdict in applied if verdict.judge_failed), None)
+        named, shown = failed or applied[0]
+        detail = f"{named.label}: {shown.detail}" if shown.detail and several else shown.detail
         return Verdict(
-            sum(part.weight * one.reward for part, one in applied),
-            applied[0][1].correct,
+            sum(reward.weight * verdict.reward for reward, verdict in applied),
+            deciding.correct,
             detail + (place if failed else ""),
             failed is not None,
-            tuple((end, part.weight * paid) for part, one in applied for end, paid in one.steps),
-            tuple((part.label, one.reward) for part, one in applied) if len(self._parts) > 1 else (),
-            applied[0][1].share,
+            tuple((end, reward.weight * of_step) for reward, verdict in applied for end, of_step in verdict.steps),
+            tuple((reward.label, verdict.reward) for reward, verdict in applied) if several else (),
+            deciding.share,
         )
 
     def close(self) -> None:
-        """End the judges of all parts."""
-        for part in self._parts:
-            part.judge.close()
+        """End the judges of all rewards."""
+        for reward in self._rewards:
+            reward.judge.close()
         self._threads.shutdown(wait=True)

@@ -38,8 +38,8 @@ class RemoteReward:
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         """See `core.protocols.Judge`."""
         size = min(MOST, max(1, -(-len(cases) // self._concurrency)))
-        parts = [cases[begin : begin + size] for begin in range(0, len(cases), size)]
-        return [verdict for part in self._threads.map(self._ask, parts) for verdict in part]
+        requests = [cases[begin : begin + size] for begin in range(0, len(cases), size)]
+        return [verdict for verdicts in self._threads.map(self._ask, requests) for verdict in verdicts]
 
     def _ask(self, cases: Sequence[Case]) -> list[Verdict]:
         data = {
@@ -49,8 +49,8 @@ class RemoteReward:
         }
         request = Request(self._url, json.dumps(data).encode(), {"Content-Type": "application/json"})
         why = ""
-        for again in range(TRIES):
-            if self._closed.wait(PAUSE * 2 ** (again - 1) if again else 0):
+        for repeats in range(TRIES):
+            if self._closed.wait(PAUSE * 2 ** (repeats - 1) if repeats else 0):
                 break
             try:
                 with urlopen(request, timeout=self._timeout) as reply:
@@ -64,7 +64,7 @@ class RemoteReward:
                     break  # the same request will not do better
             except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
-        failed = Verdict(0.0, False, f"{self._url} gave no rewards in {again + 1} tries ({why})", judge_failed=True)
+        failed = Verdict(0.0, False, f"{self._url} gave no rewards in {repeats + 1} tries ({why})", judge_failed=True)
         return [failed] * len(cases)
 
     def close(self) -> None:

@@ -30,27 +30,28 @@ NOT_APPLIED = Verdict(math.nan, False, "does not apply")
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
-    """A reward function of any shape. It has `many` if `asks.batch`, else `one`."""
+class RewardFunction:
+    """A reward function of any shape. It has `together` if `asks.batch`, else `alone`."""
 
     asks: Asks
-    one: Callable[[Case], object] | None = None
+    alone: Callable[[Case], object] | None = None
     # (cases, most seconds of one that is awaited) -> a result each, or the exception that it ended with
-    many: Callable[[Sequence[Case], float | None], Sequence[object]] | None = None
+    together: Callable[[Sequence[Case], float | None], Sequence[object]] | None = None
 
 
-def read_shape(function: Callable[..., Any], path: str) -> Reward:
-    """A function as a `Reward`. Raises ConfigError for parameters of no known shape."""
+def read_shape(function: Callable[..., Any], path: str) -> RewardFunction:
+    """A function as a `RewardFunction`. Raises ConfigError for parameters of no known shape."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(f"verifier {path!r} does not tell its parameters; name {ACCEPTED}") from None
-    rest = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [parameter.name for parameter in parameters if parameter.kind in by_place]
     named = {
-        one.name: one.default is one.empty
-        for one in parameters
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        parameter.name: parameter.default is parameter.empty
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     }
     waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -77,8 +78,8 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
     if asks.nothing:
         ordered = places[:2] == [first, second]
         if ordered:
-            return Reward(asks, lambda case: function(case.reference, case.response))
-        return Reward(asks, lambda case: function(**{first: case.reference, second: case.response}))
+            return RewardFunction(asks, lambda case: function(case.reference, case.response))
+        return RewardFunction(asks, lambda case: function(**{first: case.reference, second: case.response}))
 
     def _ours(case: Case) -> dict[str, Any]:
         return {**case.columns, first: case.reference, second: case.response}
@@ -107,10 +108,10 @@ def _single(
     asks: Asks,
     values: Callable[[Case], dict[str, Any]],
     read: Callable[[Any], object],
-) -> Reward:
+) -> RewardFunction:
     """A reward of one response. Those of an `async def` are awaited together, each for at most `patience` seconds."""
     if not asks.batch:
-        return Reward(asks, lambda case: read(called(values(case))))
+        return RewardFunction(asks, lambda case: read(called(values(case))))
     runner = asyncio.Runner()
 
     async def _awaited(case: Case, patience: float | None) -> object:
@@ -123,10 +124,10 @@ def _single(
     async def _together(cases: Sequence[Case], patience: float | None) -> list[object]:
         return list(await asyncio.gather(*(_awaited(case, patience) for case in cases)))
 
-    return Reward(asks, many=lambda cases, patience: runner.run(_together(cases, patience)))
+    return RewardFunction(asks, together=lambda cases, patience: runner.run(_together(cases, patience)))
 
 
-def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool) -> Reward:
+def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool) -> RewardFunction:
     """A reward of TRL's shape: lists in, a list of numbers or None out."""
     runner = asyncio.Runner()
 
@@ -140,10 +141,10 @@ def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool
             for case, chat in zip(cases, chats, strict=True)
         ]
         values["completion_ids"] = [list(case.ids) for case in cases]
-        found = called(values)
-        results = list(runner.run(found) if waits else found)
+        returned = called(values)
+        results = list(runner.run(returned) if waits else returned)
         if len(results) != len(cases):
             raise ValueError(f"{len(results)} rewards for {len(cases)} completions")
-        return [NOT_APPLIED if each is None else float(each) for each in results]
+        return [NOT_APPLIED if result is None else float(result) for result in results]
 
-    return Reward(asks, many=_many)
+    return RewardFunction(asks, together=_many)

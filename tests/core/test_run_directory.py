@@ -26,7 +26,7 @@ from core.run_directory import (
     write_samples,
     write_versions,
 )
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 
 NOON = datetime(2026, 2, 1, 12, 0, 5)
 
@@ -192,7 +192,7 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
 def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path) -> None:
     """Half a character in a reason, as a program raises it, and in a response."""
     task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)
-    judges = start_judges(task)
+    judges = start_judge(task)
     program = "def f(x):\n    raise Exception('\\ud800\\x1b[2J\\n' + 'x' * 10**6)"
     tests = json.dumps({"format": "asserts", "setup": "", "tests": ["assert f(1) == 1"]})
     (verdict,) = judges.judge([Case(tests, program)])

@@ -18,7 +18,7 @@ from core.errors import ActorError, ConfigError
 from core.protocols import Case
 from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judge_pool import JudgePool, LocalJudge
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 
 SELF = "tests.tasks.verifiers"
 
@@ -188,7 +188,7 @@ CASES = [Case("3", "so it is 3\n#### 3"), Case("3", "#### 4"), Case("3", "nothin
 def test_the_verdicts_are_those_of_a_judging_process() -> None:
     verifier = "tasks.mathematics.answers:verify_gsm8k"
     pool = JudgePool(verifier, workers=1, limit=60.0, memory_gib=0.0)
-    local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
+    local = start_judge(TaskConfig(name="gsm8k", judge_workers=0))
     assert isinstance(local, LocalJudge)
     found = local.judge(CASES)
     assert found == pool.judge(CASES)

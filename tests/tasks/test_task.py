@@ -11,7 +11,7 @@ from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
-from tasks.judge_probe import check_judges
+from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Tokenizer
@@ -145,12 +145,12 @@ def test_a_reward_that_gives_no_number_is_found_by_check(name: str, why: str) ->
     config = SMALL.model_copy(update={"reward": f"tests.tasks.verifiers:{name}", "judge_timeout": limit})
     train = task_items(config, 0).train
     with pytest.raises(ConfigError, match=rf"task\.reward = tests\.tasks\.verifiers:{name}: {why}"):
-        check_judges(config, train)
+        check_judge(config, train)
 
 
 def test_a_reward_that_gives_numbers_passes_the_check() -> None:
     config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit"})
-    check_judges(config, task_items(config, 0)[0])
+    check_judge(config, task_items(config, 0)[0])
 
 
 def gsm8k_rows(folder: Path, answers: list[str]) -> TaskConfig:
@@ -165,7 +165,7 @@ def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path
     def told(config: TaskConfig) -> str:
         train, evaluation, *_ = task_items(config, 0)
         assert len(train) + len(evaluation) == 9
-        return check_judges(config, sorted([*train, *evaluation], key=lambda item: item.prompt))
+        return check_judge(config, sorted([*train, *evaluation], key=lambda item: item.prompt))
 
     answers = [f"#### {i}" for i in range(9)]
     config = gsm8k_rows(tmp_path, answers)

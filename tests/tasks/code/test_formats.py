@@ -22,7 +22,7 @@ from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.code.outcomes import Boxes, Outcome, grade
 from tasks.code.programs import judge_program, setting_of, verifier
 from tasks.code.sandbox import Limits, Program, Sandbox
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tasks.problems import Item, load_items
 from tests.tasks.code.apps_from_mbpp import apps_rows
 
@@ -68,7 +68,7 @@ def test_fifty_problems_for_standard_input(bubblewrap: None) -> None:
     config = TaskConfig(name="apps", path=str(STDIN), columns=APPS, judge_workers=2, judge_timeout=60.0)
     items = load_items(config, read_apps, str(STDIN), "train")
     assert len({item.prompt for item in items}) == 50
-    judges = start_judges(config)
+    judges = start_judge(config)
     right = judges.judge([Case(item.reference, item.solution or "") for item in items])
     wrong = judges.judge([Case(item.reference, f"{item.solution}\nprint('x')") for item in items])
     judges.close()
@@ -81,7 +81,7 @@ def test_mbpp_in_the_format_of_apps(bubblewrap: None, shared_data: Path, whole_d
     assert len(rows) == (779 if whole_data else 7)
     columns = Columns(prompt="question", tests="input_output", solution="solutions")
     items = [read_apps(row, columns, "mbpp") for row in rows][:100]
-    judges = start_judges(TaskConfig(name="apps", columns=columns, judge_workers=2, judge_timeout=60.0))
+    judges = start_judge(TaskConfig(name="apps", columns=columns, judge_workers=2, judge_timeout=60.0))
     verdicts = judges.judge([Case(item.reference, item.solution or "") for item in items])
     judges.close()
     assert [item.prompt for item, one in zip(items, verdicts, strict=True) if not one.correct] == []

@@ -21,8 +21,7 @@ from tasks.code.programs import judge_program, limits_of, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judge_pool import JudgePool
-from tasks.judge_probe import check_judges
-from tasks.judging import start_judges
+from tasks.judging import check_judge, start_judge
 from tasks.limits import TokenLimits
 from tasks.problems import Item, load_items
 from tasks.task import build_task
@@ -93,7 +92,7 @@ def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Pat
     assert len(items) == (974 if whole_data else 11)
     items = items[::4] if whole_data else items
     config = TaskConfig(name="mbpp", columns=MBPP, judge_workers=2, judge_timeout=60.0)  # the machine may be busy
-    judges = start_judges(config)
+    judges = start_judge(config)
     verdicts = judges.judge([Case(item.reference, item.solution or "") for item in items])
     usual = [item for item in items if is_usual(item)][:40]
     assert len(usual) == (40 if whole_data else 9)
@@ -276,7 +275,7 @@ def test_the_sandbox_fails_closed(
     assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace", True)
     config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
     with pytest.raises(ConfigError, match=r"task\.sandbox"):
-        check_judges(config, [])
+        check_judge(config, [])
     check_sandbox("unsafe-subprocess", limits)
     assert "can read and change your files, use the network" in capfd.readouterr().err
 
@@ -293,7 +292,7 @@ def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
 
 
 def test_without_judging_processes_programs_are_still_confined(bubblewrap: None) -> None:
-    judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
+    judges = start_judge(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
     program = "import os\ndef f(x): return os.listdir('/etc')"
     wrong = "def f(x): return 2"
     verdicts = judges.judge([Case(reference("assert f(1) == 1"), text) for text in (program, wrong)])

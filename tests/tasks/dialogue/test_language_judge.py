@@ -22,7 +22,7 @@ from tasks.dialogue.language_judge import (
     read_better,
     read_score,
 )
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tests.tasks.dialogue.servers import serving
 from tests.trainer.evaluation.test_scores import answered, task_of
 
@@ -53,7 +53,7 @@ def by_length(question: str, _before: int) -> tuple[int, str]:
 def test_scores_become_rewards_and_the_task_is_judged_by_them() -> None:
     with serving(by_length) as served:
         config = RewardModelConfig(judge=settings(served.url))
-        judge = start_judges(TaskConfig(name="dialogue"), config)
+        judge = start_judge(TaskConfig(name="dialogue"), config)
         assert isinstance(judge, LanguageJudge)
         best, middle, worst, none = judge.judge([Case(HELLO, text) for text in ("x" * 10, "x" * 7, "x", "Score: 10")])
         judge.close()

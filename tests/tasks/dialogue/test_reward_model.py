@@ -15,7 +15,7 @@ from tasks.corpus import character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
-from tasks.judge_probe import check_judges
+from tasks.judging import check_judge
 from tasks.kinds import task_items
 from trainer.model.files import check_judging_model
 
@@ -96,4 +96,4 @@ def test_a_long_dialogue_among_the_first_does_not_fail_the_check(classifier: Pat
     config = recipe(classifier, tmp_path, CONTEXT)
     train, evaluation, *_ = task_items(config.task, 0)
     items = sorted([*train, *evaluation], key=lambda item: -len(item.prompt))
-    assert check_judges(config.task, items, config.reward_model) == "canonical solutions: 7"
+    assert check_judge(config.task, items, config.reward_model) == "canonical solutions: 7"

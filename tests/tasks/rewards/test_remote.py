@@ -12,7 +12,7 @@ import pytest
 from core.config import TaskConfig
 from core.protocols import Case
 from core.records import Verdict
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 
 Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 
@@ -45,7 +45,7 @@ def served(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def judged(url: str, cases: list[Case], **settings: Any) -> list[Verdict]:
     config = TaskConfig.model_validate({"name": "gsm8k", "reward": url} | settings)
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         return judges.judge(cases)
 
 

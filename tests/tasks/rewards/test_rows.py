@@ -14,7 +14,7 @@ from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
-from tasks.judge_probe import check_judges, probe_reward
+from tasks.judging import check_judge, probe_reward
 from tasks.kinds import judged_by_model, task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Tokenizer, render_item
@@ -133,7 +133,7 @@ def test_every_column_reaches_a_reward_with_keywords_as_lists(tmp_path: Path, to
     task = config(write(tmp_path / "a.jsonl", rows), reward=f"{HERE}:columns_of_the_row")
     with closing(built(task, tokenizer)) as whole:
         assert said(whole, tokenizer, "x") == [(5.0, "")] * 2
-        assert check_judges(task, list(all_items(task).values())).splitlines() == [
+        assert check_judge(task, list(all_items(task).values())).splitlines() == [
             "reward columns_of_the_row: weight 1, TRL's shape; decides what is correct: above 0, or what its Verdict or "
             "`acc` says",
             "canonical solutions: none",

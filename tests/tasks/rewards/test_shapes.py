@@ -9,10 +9,11 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
+from core.load import parse_config
 from core.protocols import Asks, Case
 from core.records import Verdict
 from tasks.judge_pool import JudgePool
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tasks.problems import Item
 
 HERE = "tests.tasks.rewards.published"
@@ -24,7 +25,7 @@ def judged(names: Any, cases: Sequence[Case], **settings: Any) -> list[Verdict]:
     if not isinstance(names, str):
         given = {"rewards": [{"name": name, "weight": weight} for name, weight in names]}
     config = TaskConfig.model_validate({"name": "gsm8k", "judge_timeout": 60.0} | given | settings)
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         return judges.judge(cases)
 
 
@@ -87,7 +88,7 @@ def test_names_tell_the_gold_answer_from_the_response() -> None:
 def test_async_rewards_are_awaited_together_and_one_that_hangs_is_named() -> None:
     cases = [Case("a", "a"), *[Case("a", "b")] * 60, Case("", "slow", "rows.jsonl: row 9")]
     config = TaskConfig(name="gsm8k", reward=f"{HERE}:waits", judge_timeout=0.2)  # 2 s on the wall clock
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         begun = time.monotonic()
         first, *others, slow = judges.judge(cases)
         assert time.monotonic() - begun < 12  # 14 s one after the other
@@ -101,7 +102,7 @@ def test_in_a_batch_only_the_row_at_fault_fails_and_is_named() -> None:
         Case("", text, f"rows.jsonl: row {row}") for row, text in enumerate(("abc", "bad", "slow", "die", "ab"), 1)
     ]
     config = TaskConfig(name="gsm8k", reward=f"{HERE}:stumbles", judge_timeout=0.2)
-    with closing(start_judges(config)) as judges:
+    with closing(start_judge(config)) as judges:
         found = judges.judge(cases)
         assert [verdict.reward for verdict in judges.judge(cases[::4])] == [3.0, 2.0]  # by a new process
     assert [verdict.reward for verdict in found] == [3.0, 0.0, 0.0, 0.0, 2.0]
@@ -161,10 +162,9 @@ def test_unknown_parameters_are_refused_with_the_shapes(name: str, told: str) ->
 
 
 def test_two_fields_or_two_equal_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="both set"):
-        start_judges(TaskConfig.model_validate({"reward": "a:b", "rewards": [{"name": "a:b"}]}))
-    with pytest.raises(ConfigError, match="two rewards are called 'b'"):
-        start_judges(TaskConfig.model_validate({"rewards": [{"name": "a:b"}, {"name": "c:b"}]}))
+    for task in ({"reward": "a:b", "rewards": [{"name": "a:b"}]}, {"rewards": [{"name": "a:b"}, {"name": "c:b"}]}):
+        with pytest.raises(ConfigError, match=r"task\.reward"):
+            parse_config({"task": task}, "test")
 
 
 def test_only_the_columns_asked_for_are_kept() -> None:

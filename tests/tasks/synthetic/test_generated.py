@@ -102,7 +102,7 @@ def kind_of(puzzle: Puzzle) -> TaskKind:
 
 
 def verifier(puzzle: Puzzle) -> Callable[[str, str], Verdict]:
-    reward = load_verifier(kind_of(puzzle).verifier).one
+    reward = load_verifier(kind_of(puzzle).verifier).alone
     assert reward is not None
     return lambda reference, response: cast(Verdict, reward(Case(reference, response)))
 

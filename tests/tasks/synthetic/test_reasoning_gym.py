@@ -12,7 +12,7 @@ import pytest
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.protocols import Case
-from tasks.judging import start_judges
+from tasks.judging import start_judge
 from tasks.kinds import task_items
 from tasks.problems import Item
 from tasks.synthetic.reasoning_gym import (
@@ -65,7 +65,7 @@ def entry_of(item: Item) -> tuple[Any, dict[str, Any]]:
 def test_twenty_data_sets_are_judged_with_their_own_scores() -> None:
     """Each problem with its answer, with that of another problem, with a part of it, and without any."""
     graded = set()
-    with closing(start_judges(config_of("leg_counting"))) as judges:
+    with closing(start_judge(config_of("leg_counting"))) as judges:
         for name in DATA_SETS:
             data = reasoning_gym.create_dataset(name, seed=5, size=3)
             entries = [data[index] for index in range(3)]

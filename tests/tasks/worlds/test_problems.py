@@ -13,9 +13,7 @@ from core.protocols import Case
 from core.records import Episode, Finish, Start, Trajectory, Verdict
 from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
-from tasks.judge_pool import EpisodeJudge
-from tasks.judge_probe import check_judges
-from tasks.judging import start_judges
+from tasks.judging import EpisodeJudge, check_judge, start_judge
 from tasks.kinds import judged_by_model, rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
@@ -80,9 +78,9 @@ def test_a_task_that_its_environment_judges() -> None:
         rollout_settings(recipe.rollout, recipe.task)
     assert rollout_settings(RolloutConfig(), TaskConfig(name="calculator")).environment == "calculator"
     assert not judged_by_model(recipe.task)
-    judge = start_judges(recipe.task)
+    judge = start_judge(recipe.task)
     assert isinstance(judge, EpisodeJudge)
-    assert check_judges(recipe.task, []) == "judge: the environment"
+    assert check_judge(recipe.task, []) == "judge: the environment"
 
 
 def trajectory(episode: Episode) -> Trajectory:
