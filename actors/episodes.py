@@ -5,7 +5,7 @@ budget, with log-probability 0 and the turn's version; a turn's seed comes from 
     engine       | turn of A .. | turn of B .. | turn of A ..     never waits for an environment while it has a turn
     environments        | A answers |  | B answers |
 
-In synchronous mode an answer is used a fixed number of engine steps after its turn (`rollout.environment_lag`), however
+In synchronous mode an answer is used a fixed number of engine steps after its turn (`LAG`), however
 long it takes: then what is in a batch, and with it the last bit of every number, does not depend on time. A turn is
 generated while the state that it begins from is still being rebuilt."""
 
@@ -25,6 +25,7 @@ from core.errors import DataError
 from core.records import Episode, Finish, FloatArray, IntArray
 from core.weights import Acknowledgement, Weights
 
+LAG = 2  # steps of the engine; an earlier answer waits for them, and they wait for a later one
 WAIT = 0.2  # seconds of one wait for environments; then the caller may want something else
 SNAPSHOT_BYTES = 1 << 28  # of the snapshots that an engine keeps; the oldest go first
 Key = tuple[str, int]  # start id, sample
@@ -71,9 +72,11 @@ class _Sample:
 class EpisodeEngine(Engine):
     """The samples of `engine`, with what environments answer. They are closed with it."""
 
-    def __init__(self, engine: Engine, workers: Workers, turns: TurnTokens, config: ResolvedRollout) -> None:
+    def __init__(
+        self, engine: Engine, workers: Workers, turns: TurnTokens, config: ResolvedRollout, lag: int = LAG
+    ) -> None:
         self._engine, self._workers, self._turns = engine, workers, turns
-        self._most_turns, self._lag = config.max_turns, config.environment_lag
+        self._most_turns, self._lag = config.max_turns, lag
         self._in_order = config.max_staleness == 0
         self._clock = 0  # steps of the engine
         self._most = math.ceil((1 + AHEAD) * config.max_running)

@@ -28,6 +28,7 @@ CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
 INCIDENT_SECONDS = 60.0  # losses of different actors within it are one incident: a node is lost, or memory runs out
 
 logger = logging.getLogger("retrospect.actors")
+RESTART_WINDOW = 3600.0  # seconds that `rollout.max_restarts` is counted over
 
 
 class RolloutPool:
@@ -40,7 +41,7 @@ class RolloutPool:
         self.restarts = self.quarantined = self.dropped = 0  # actors, starts and episodes since the run began
         self.stopping = False  # another thread sets it: `pump` raises ActorError
         self._config = config
-        self._budget = RestartBudget(config.max_restarts, config.restart_window)
+        self._budget = RestartBudget(config.max_restarts, RESTART_WINDOW)
         self._report = quarantine
         self._bad: dict[tuple[str, bytes], str] = {}  # `_context`s of quarantined starts, and why
         self._lost: deque[Start] = deque()  # replayed ones of these starts, until `take_lost` returns them

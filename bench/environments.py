@@ -5,7 +5,7 @@ One engine in this process generates EPISODES episodes at once. A turn ends with
 policy's tokens per second, as a share of the same work with answers that come at once. Each run is compared with such a
 run right before it, since other load slows both alike; figures are medians.
 
-`as they come`: asynchronous mode. `in order`: synchronous mode, in which an answer is used `rollout.environment_lag`
+`as they come`: asynchronous mode. `in order`: synchronous mode, in which an answer is used `LAG`
 steps after its turn, so that a run repeats bit for bit: its tokens are the same after any delay, which is checked.
 """
 
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.episodes import EpisodeEngine
+from actors.episodes import LAG, EpisodeEngine
 from actors.ledger import Ledger
 from actors.vllm_engine import VllmEngine
 from bench.models import Model, measured_model
 from bench.report import Check, check, command_line, write
-from core.config import ResolvedRollout, RolloutConfig
+from core.config import ResolvedRollout
 from core.environments.protocol import Messages, Step, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
@@ -84,7 +84,6 @@ class Setting(NamedTuple):
         return ResolvedRollout(
             environment="bench.environments:Waits",
             environment_options={"seconds": self.milliseconds / 1000},
-            environment_lag=self.lag or 0,
             max_staleness=int(self.lag is None),
             max_prompt_tokens=PROMPT,
             max_response_tokens=TOKENS,
@@ -112,7 +111,7 @@ def generate(engine: VllmEngine, vocabulary: int, setting: Setting) -> tuple[flo
     config, ledger = setting.config(), Ledger()
     ledger.add(starts, Sampling(1.0, 1.0, TOKENS))
     workers = Workers(config)
-    episodes = EpisodeEngine(engine, workers, Turns(vocabulary), config)
+    episodes = EpisodeEngine(engine, workers, Turns(vocabulary), config, setting.lag or 0)
     with closing(workers):
         begun = time.perf_counter()
         episodes.add(ledger.take("engine", ledger.open))
@@ -149,7 +148,7 @@ def measure(model: Model, lags: Sequence[int], repeats: int) -> list[Check]:
 
 def main(quick: bool, folder: str | None) -> None:
     """Measure and write bench/results/environments.json, or environments-pretrained.json with the model in `folder`."""
-    repeats, lag = 1 if quick else 3, RolloutConfig().environment_lag
+    repeats, lag = 1 if quick else 3, LAG
     lags = [lag] if quick else [lag, 1, 4, 8]
     settings: dict[str, object] = {"episodes at once": EPISODES, "tokens of an episode": TOKENS, "repeats": repeats}
     with measured_model(folder) as model:

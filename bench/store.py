@@ -99,7 +99,7 @@ def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> 
 
 def measure(size: Size, ranking: str) -> list[Check]:
     """Fill a store, then time iterations on the full store, and a checkpoint."""
-    config = ReplayConfig.model_validate({"ranking": ranking, "capacity": size.states, "max_gib": 1000, "imitated": 32})
+    config = ReplayConfig.model_validate({"ranking": ranking, "capacity": size.states, "imitated": 32})
     name = f"{size.name}, {ranking}"
     with tempfile.TemporaryDirectory() as folder:
         live, saved = Path(folder) / "live", Path(folder) / "saved"

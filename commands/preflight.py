@@ -1,10 +1,7 @@
 """The checks before anything expensive. Invariant: no actor is started and no model is built."""
 
-import socket
-
 from actors.options import check_options, check_sampling_values, check_training_options
 from core.config import ClusterConfig, Config, every_source
-from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Resources, check_machine, check_starter, choose_device
 from core.run_directory import check_root
@@ -44,28 +41,11 @@ def check_surroundings(config: Config, local: bool = False) -> None:
         open_store(config.run.mirror)
     if not local:
         check_reachable(config.cluster)
-        check_port(config.cluster, config.monitor.metrics_port)
     if local or not named_address(config.cluster):
         machine = this_machine()
         check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
     if given := config.rollout.sampling_options:
         check_sampling_values(given)
-
-
-def check_port(cluster: ClusterConfig, port: int) -> None:
-    """Raises ConfigError when the metrics' port is in use and a Ray of our own, which would wait silently, needs it."""
-    if not port:
-        return
-    from trainer.cluster import find
-
-    if (find() if cluster.address == "auto" else cluster.address) != "local":
-        return  # a running cluster has its own
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        raise ConfigError(
-            f"monitor.metrics_port = {port}: {error.strerror or error} on this machine; name a free port, or 0 for any"
-        ) from None
 
 
 def check_data(config: Config) -> None:

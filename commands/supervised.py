@@ -104,7 +104,8 @@ def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
 def take_steps(
     group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
 ) -> None:
-    """All steps after the checkpoint `resumed`. DivergenceError after learner.max_skipped_steps skipped in a row."""
+    """All steps after the checkpoint `resumed`. DivergenceError after `MOST_SKIPPED` skipped in a row."""
+    from learner.group import MOST_SKIPPED
     from learner.state import learning_rate
 
     settings, rows = job.settings, len(job.train)
@@ -121,7 +122,7 @@ def take_steps(
         chosen = [job.train[row] for row in rows_of_step(config.run.seed, step, rows, settings.batch_size)]
         done = group.step(job.batches(chosen), rate)
         skipped = 0 if done.applied else skipped + 1
-        if skipped >= config.learner.max_skipped_steps:
+        if skipped >= MOST_SKIPPED:
             raise DivergenceError(f"step {number}: {skipped} steps in a row had a NaN or Inf; lower the learning rate")
         numbers: Numbers = {"step": number, "loss": done.loss, "rate": rate, "grad_norm": done.grad_norm}
         if last or (settings.evaluate_every and number % settings.evaluate_every == 0):

@@ -176,7 +176,6 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
                 keep_checkpoints=chosen.run.keep_checkpoints,
                 evaluate_every=chosen.evaluation.every,
                 evaluation=build.evaluation_plan(chosen),
-                learner_restarts=chosen.learner.max_restarts,
             )
             outputs = partial(_open_outputs, chosen, run, local, watchers)
             mirror = partial(upload, run, chosen.run.mirror) if chosen.run.mirror else lambda _: ""

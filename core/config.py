@@ -95,8 +95,6 @@ class EvaluationConfig(Section):
     """Sampled responses per problem, apart from the greedy one, for pass@k and maj@k; 0: greedy alone."""
     temperature: Positive = 1.0
     """Sampling temperature of the sampled responses."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling of the sampled responses."""
 
 
 def as_names(given: Any) -> Any:
@@ -117,8 +115,6 @@ class MonitorConfig(Section):
     """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt), and your own as module:class
     (docs/extending.md). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated
     by commas."""
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Prometheus port of a local Ray; 0: any free one, printed. A cluster's: `ray start --metrics-export-port`."""
     project: Annotated[str, Field(min_length=1)] = "retrospect"
     """W&B project and MLflow experiment of the run."""
 
@@ -171,12 +167,6 @@ class Config(Section):
     @model_validator(mode="after")
     def _methods_agree(self) -> Self:
         algorithm, rollout, replay = self.algorithm, self.rollout, self.replay
-        longest = rollout.max_response_tokens
-        if algorithm.overlong == "soft" and longest is not None and longest < algorithm.overlong_buffer:
-            raise ValueError(
-                f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
-                f"{longest}; lower it"
-            )
         if not replay.fill and (rollout.resample or rollout.max_staleness):
             raise ValueError(
                 "replay.fill = false makes iterations of different sizes, which rollout.resample and "

@@ -67,7 +67,7 @@ def plan_warnings(config: Config) -> list[str]:
             "them out"
         )
     learner = config.learner
-    alone = learner.critic_warmup * learner.minibatches * learner.critic_epochs
+    alone = learner.critic_warmup * learner.minibatches * learner.epochs
     if learner.value_model != "none" and 0 < alone <= learner.warmup_steps:
         lines.append(
             f"learner.critic_warmup = {learner.critic_warmup} is {alone} optimizer steps, no more than the "
@@ -166,7 +166,7 @@ def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     judged = sum(source.config.name == "dialogue" for source in every_source(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
-    return (Bundle("reward model", judged, settings.cpus, gpus),) if judged else ()
+    return (Bundle("reward model", judged, 0.0, gpus),) if judged else ()
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
@@ -209,7 +209,6 @@ def check_machine(config: Config, machine: Machine, device: str) -> None:
     tokens = rollout.starts * rollout.samples * max(1, sequence_tokens(rollout))
     for name, asked in (
         ("rollout.actors x rollout.kv_cache_gib", rollout.actors * rollout.kv_cache_gib if device == "cpu" else 0.0),
-        ("replay.max_gib", config.replay.max_gib),
         ("the tokens of rollout.starts x rollout.samples trajectories", tokens * bytes_per_token / 2**30),
     ):
         if asked > machine.memory:

@@ -32,6 +32,10 @@ from learner.state import CheckpointLayout, LearnerState, learning_rate, read_st
 from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
 from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 
+PROBE_EVERY = 10  # broadcasts between two probes; the first is always probed
+PROBE_SEQUENCES = 8  # training problems whose prompts (and canonical solutions, if there are any) are the probe
+MOST_SKIPPED = 8  # optimizer steps in a row that are skipped for a NaN or Inf before the run stops
+
 
 @dataclass(frozen=True, slots=True)
 class TakenStep:
@@ -135,7 +139,7 @@ class LearnerGroup:
         Skipped steps count in the learning-rate schedule.
 
         `unsolved`: share of fresh problems of which every sample fails (`faded_coefficient`). `imitated`: earlier
-        successes, for the language-model loss alone. Raises DivergenceError when `max_skipped_steps` in a row were
+        successes, for the language-model loss alone. Raises DivergenceError when `MOST_SKIPPED` in a row were
         skipped.
         """
         warm = self._state.begin_update(self._config.critic_warmup)
@@ -166,16 +170,13 @@ class LearnerGroup:
         earlier: Sequence[Start],
         train_policy: bool,
     ) -> list[TakenStep]:
-        """The passes over the batch: rollouts of the starts `own`, then imitated ones of the starts `earlier`. Policy
-        and critic learn in as many passes as they have epochs; at least one is made."""
+        """The passes over the batch: rollouts of the starts `own`, then imitated ones of the starts `earlier`. One is
+        made even if nothing learns."""
         config, taken = self._config, list[TakenStep]()
-        for number in range(max(config.epochs, config.critic_epochs)):
-            policy = train_policy and number < config.epochs
-            critic = self._has_critic and number < config.critic_epochs
-            if policy or critic or not taken:
-                rng = generator(self._recipe.seed, "minibatches", self._state.updates, number)
-                minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
-                taken += self._pass(batch, algorithm, taken, minibatches, policy, critic)
+        for number in range(config.epochs if train_policy or self._has_critic else 1):
+            rng = generator(self._recipe.seed, "minibatches", self._state.updates, number)
+            minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
+            taken += self._pass(batch, algorithm, taken, minibatches, train_policy)
         return taken
 
     def _summary(self, batch: TargetBatch, taken: Sequence[TakenStep], kl: float, train_policy: bool) -> UpdateStats:
@@ -201,22 +202,23 @@ class LearnerGroup:
         before: Sequence[TakenStep],
         minibatches: list[list[int]],
         policy: bool,
-        critic: bool,
     ) -> list[TakenStep]:
-        """One pass over the batch, after the steps `before` of this update; which of the models learn."""
-        state, share, total = self._state, self._config.critic_epochs / self._config.epochs, self._recipe.total_steps
+        """One pass over the batch, after the steps `before` of this update. `policy`: whether the policy learns."""
+        state, total = self._state, self._recipe.total_steps
         kl_in_loss = algorithm.kl_coefficient if algorithm.kl_placement == "loss" else 0.0
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
-        value_step = int(state.steps * share) + len(before)
+        value_step = state.steps + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
             trains = policy and (kl_in_loss > 0 or batch.teaches(members, algorithm))
             policy_lr = self._rate(self._config.policy_lr, policy_step, total - late) if trains else 0.0
-            value_lr = self._rate(self._config.value_lr, value_step, int(total * share))
+            value_lr = self._rate(self._config.value_lr, value_step, total)
             assignment = self._assign([batch.rows[i] for i in members])
             by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._recipe.longest)
-            plans.append([StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank])
+            plans.append(
+                [StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, self._has_critic) for batches in by_rank]
+            )
             policy_step, value_step = policy_step + trains, value_step + 1
         finite = [batch.finite(members) for members in minibatches]
         of_ranks = list(zip(*(plan for plan, good in zip(plans, finite, strict=True) if good), strict=True))
@@ -239,25 +241,25 @@ class LearnerGroup:
         )
         if policy_trained and target is not None and math.isfinite(reference_kl):
             state.kl_coefficient = adapted_coefficient(state.kl_coefficient, reference_kl, target, len(scored))
-        if state.skipped_in_row >= self._config.max_skipped_steps:
+        if state.skipped_in_row >= MOST_SKIPPED:
             ids = tuple(state.skipped_problems)
             raise DivergenceError(
-                f"{state.skipped_in_row} optimizer steps in a row had a NaN or Inf (learner.max_skipped_steps "
-                f"{self._config.max_skipped_steps}), last on {len(ids)} problems ({', '.join(ids[:3])}, ...); lower "
+                f"{state.skipped_in_row} optimizer steps in a row had a NaN or Inf, "
+                f"last on {len(ids)} problems ({', '.join(ids[:3])}, ...); lower "
                 f"learner.policy_lr or look at their rewards, then resume from the last checkpoint",
                 ids,
             )
 
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
         """Remember the gap of engines and learner with the same weights; more than rounding raises WeightError."""
-        probe = list(islice(sequences, self._config.probe_sequences))
+        probe = list(islice(sequences, PROBE_SEQUENCES))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
         check_noise(noise, self._recipe.dtype)
         self._noise = probe, noise
         return noise
 
     def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
-        """Send the policy's weights to every engine, and probe at the first and every `probe_every`-th version. Raises
+        """Send the policy's weights to every engine, and probe at the first and every `PROBE_EVERY`-th version. Raises
         WeightError for another acknowledgement or a gap beyond the noise; LearnerError when a rank died."""
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
@@ -274,7 +276,7 @@ class LearnerGroup:
                     f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "
                     f"version {version} ({digest}); resume from the last checkpoint"
                 )
-        probed = version == 1 or version % self._config.probe_every == 0
+        probed = version == 1 or version % PROBE_EVERY == 0
         return BroadcastReport(version, self.check_engines(receiver) if probed else None)
 
     def check_engines(self, receiver: WeightReceiver) -> Gap | None:
@@ -283,7 +285,7 @@ class LearnerGroup:
             return None
         probe, noise = self._noise
         gap = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
-        check_gap(gap, noise, self._config.gap_tolerance, self.version)
+        check_gap(gap, noise, self.version)
         return gap
 
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:

@@ -22,6 +22,8 @@ from learner.packing.trees import IndexArray
 from learner.shaping import shaped_rewards, whole_reward
 from learner.stats import BatchStats, batch_stats
 
+IMPORTANCE_FLOOR = 0.5  # smallest pi_prox / pi_behaviour that `algorithm.importance: mask` keeps
+
 
 @dataclass(frozen=True, slots=True)
 class TargetBatch:
@@ -143,7 +145,7 @@ def compute_targets(
     values[inside] = old_values.double()
     rewards = shaped_rewards(scored, config, inside, penalty, longest)
     importance, bounded = CORRECTIONS[config.importance](
-        proximal - behaviour, torch.from_numpy(counts), config.importance_floor, config.importance_cap
+        proximal - behaviour, torch.from_numpy(counts), IMPORTANCE_FLOOR, config.importance_cap
     )
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]

@@ -53,7 +53,7 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
     priority = table["priority"].to_numpy()
     top = priority.max(initial=np.float32(-1e30))
-    weight = np.exp((priority - top).astype(np.float64) / shards[0].temperature)
+    weight = np.exp((priority - top).astype(np.float64) / shards[0].ranking.temperature)
     chance = np.asarray(weight / max(weight.sum(), 1.0), np.float32)  # that the next draw takes a state
     best = table.group_by("problem").aggregate([("priority", "max")])
     order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]

@@ -32,7 +32,6 @@ class Shard:
     def __init__(self, config: ReplayConfig, vocabulary: int) -> None:
         self.ranking = find_ranking(config)
         self._quota, self._decay = config.per_problem, config.decay
-        self.temperature = config.temperature or self.ranking.temperature
         self.token_type = writes.token_type(vocabulary)
         self.model = SuccessModel()
         self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
@@ -137,7 +136,7 @@ class Shard:
         `one_per_problem` the winner of each problem races on: problems weigh what their states do."""
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
-        scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
+        scores = self.states["priority"][rows] / self.ranking.temperature + gumbels(keys, seed)
         if self.ranking.one_per_problem and len(rows):
             begins = np.diff(self.states["problem"][rows], prepend=-1) != 0
             best = scores == np.maximum.reduceat(scores, np.flatnonzero(begins))[np.cumsum(begins) - 1]

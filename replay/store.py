@@ -36,6 +36,8 @@ from replay.stats import StoreStats, combine, shard_stats
 from replay.success import from_text, to_text
 
 R = TypeVar("R")
+DEADLINE = 120.0  # seconds that a shard may take to answer one call
+MOST_BYTES = 4 << 30  # of the states and tokens over all shards; those of the lowest retention are evicted
 
 
 class ReplayStore:
@@ -51,11 +53,11 @@ class ReplayStore:
         """Start empty shards on the connected Ray cluster. `vocabulary`: token ids are below it. `directory`: for the
         shards' journals; replaces files of an earlier store. `fingerprint`: of task and tokenizer, for `restore`.
         `local`: keep the shards in this process, without journals."""
-        self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
+        self._shards, self._capacity = config.shards, config.capacity
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._reads = find_ranking(config).model
         self._imitated = config.imitated
-        self._max_bytes, self._decay = int(config.max_gib * 2**30), config.decay
+        self._decay = config.decay
         self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
         self._sizes = [ShardSize(0, 0)] * config.shards
@@ -176,7 +178,7 @@ class ReplayStore:
             return
         for actor in actors:
             ray.kill(actor)
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + DEADLINE
         while any(_taken(f"replay-shard-{i}") for i in range(len(actors))) and time.monotonic() < end:
             time.sleep(0.01)  # the names are free when this returns
 
@@ -209,8 +211,8 @@ class ReplayStore:
         for _ in range(8):  # bytes per state are an average, so a bound on bytes may take more than one pass
             states, nbytes = len(self), sum(size.nbytes for size in self._sizes)
             excess = states - self._capacity + self._capacity // 64 if states > self._capacity else 0
-            if nbytes > self._max_bytes:
-                excess = max(excess, 1, int(states * (1.0 - 63 / 64 * self._max_bytes / nbytes)))
+            if nbytes > MOST_BYTES:
+                excess = max(excess, 1, int(states * (1.0 - 63 / 64 * MOST_BYTES / nbytes)))
             if excess == 0 or states == 0:
                 return
             self._evict(min(excess, states))
@@ -230,7 +232,7 @@ class ReplayStore:
 
     def _call(self, method: Callable[..., R], calls: Mapping[int, tuple[Any, ...]]) -> Iterator[tuple[int, R]]:
         """Call a method of several shards concurrently. Yields (shard, answer); then raises the first error."""
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + DEADLINE
         waits = {shard: self._begin(shard, end, method, *given) for shard, given in calls.items()}
         failed: list[StoreError] = []
         for shard, wait in waits.items():
@@ -259,8 +261,7 @@ class ReplayStore:
                 return ray.get(reference, timeout=max(end - time.monotonic(), 0.001))
             except GetTimeoutError as error:
                 raise StoreError(
-                    f"{name}: no answer to {method} within {self._deadline:g} s; see its log on the dashboard or raise"
-                    " replay.deadline"
+                    f"{name}: no answer to {method} within {DEADLINE:g} s; see its log on the dashboard"
                 ) from error
             except RayTaskError as error:
                 if isinstance(error.cause, RetrospectError):

@@ -41,7 +41,6 @@ For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a b
 | `replay.exclude_wrong` false | undecided on sums ([results.md](results.md#earlier-results)) |
 | `replay.canonical` false | no gain on GSM8K at one seed index, undecided on sums at three ([results.md](results.md#earlier-results)) |
 | the other `replay.*`, `algorithm.normalise` | measured on generated tasks ([results.md](results.md#earlier-results)) |
-| `learner.gap_tolerance` 4 | measured with SmolLM2 in bfloat16 ([learner.md](learner.md#do-engines-and-learner-agree)) |
 """
 
 

@@ -18,7 +18,7 @@ SMALL = [
     *("--rollout.kv_cache_gib", "0.2", "--rollout.threads", "1"),
     *("--replay.boundary", "stride", "--replay.stride", "4"),
     *("--learner.minibatches", "1", "--learner.policy_lr", "1e-4", "--learner.threads", "1"),
-    *("--learner.value_model", "shared", "--learner.probe_sequences", "1"),
+    *("--learner.value_model", "shared"),
 ]
 """As little work as shows that all parts work: many CPUs take ten times as long in bfloat16."""
 

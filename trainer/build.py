@@ -81,7 +81,7 @@ def iteration_settings(config: ResolvedConfig) -> IterationSettings:
 def evaluation_plan(config: ResolvedConfig) -> EvaluationPlan:
     """How evaluation responses are sampled."""
     evaluation = config.evaluation
-    sampled = _sampling(config, evaluation.temperature, evaluation.top_p)
+    sampled = _sampling(config, evaluation.temperature, 1.0)
     greedy = replace(sampled, temperature=0.0, top_p=1.0)
     return EvaluationPlan(greedy, sampled, evaluation.samples, derive(config.run.seed, "evaluation"))
 
@@ -140,7 +140,7 @@ def check_needs(config: Config) -> None:
     if estimator.needs_values or (replayed and ranking.values == "needed"):
         reader = by_estimator if estimator.needs_values else by_ranking
         raise ConfigError(f"{reader} needs values, but {absent}; set it to separate or shared")
-    for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
+    for name in ("critic_warmup", "value_path"):
         if given := getattr(learner, name):
             message = f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
             raise ConfigError(message)

@@ -48,7 +48,7 @@ def connect(
     because it would keep the nodes. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs."""
     check_reachable(config.cluster)
     try:
-        start(config.cluster, f"retrospect-{run_name}", config.monitor.metrics_port)
+        start(config.cluster, f"retrospect-{run_name}")
         device = choose_device(config.cluster, lambda: available().gpus > 0)
         asked = needs(config, device)
         wait_for(asked, config.cluster.wait)
@@ -61,7 +61,7 @@ def connect(
         ray.shutdown()
 
 
-def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None:
+def start(cluster: ClusterConfig, namespace: str) -> None:
     """Attach to the cluster of `cluster.address`, or start one on loopback. `namespace` also names Ray's job."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
@@ -81,7 +81,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
     )
     try:
         if address == "local":
-            bring_up(partial(init, _metrics_export_port=metrics_port or None))
+            bring_up(init)
         else:
             init()
     except Exception as error:  # Ray raises a plain Exception when its processes start late

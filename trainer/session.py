@@ -40,7 +40,7 @@ class Schedule:
     keep_checkpoints: int
     evaluate_every: int  # 0: only the last
     evaluation: EvaluationPlan
-    learner_restarts: int  # at most
+    learner_restarts: int = 3  # at most
 
     def evaluates(self, number: int) -> bool:
         """Whether iteration `number` ends with an evaluation."""

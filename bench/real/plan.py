@@ -54,9 +54,7 @@ CODE_FIELDS: Fields = {
     **MBPP_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 100,
-    "task.code.compile_error": 0.0,  # with the next two: the reward is the share of tests passed
-    "task.code.runtime_error": 0.0,
-    "task.code.failed": 0.0,
+    "task.code.reward": "share",
     "rollout.starts": 8,
     "rollout.samples": 8,
     "replay.start_states": 64,

@@ -21,6 +21,8 @@ from core.errors import ActorError, ConfigError
 from core.records import World
 
 START_SECONDS = 120.0  # in which a process must import the environment
+MEMORY_GIB = 4.0  # of one process; one that uses more is replaced
+EPISODE_SECONDS = 1800.0  # longest time of a whole episode, with its generation
 SEND_SECONDS = 10.0  # in which it must read a request: its first thread does nothing else
 
 
@@ -49,7 +51,7 @@ class _Open:
 class _Process(PythonProcess):
     def __init__(self, config: RolloutConfig) -> None:
         options = json.dumps(config.environment_options)
-        super().__init__("core.environments.worker", [config.environment, options, str(config.environment_gib)])
+        super().__init__("core.environments.worker", [config.environment, options, str(MEMORY_GIB)])
         self.serves, self.started = False, time.monotonic()
 
     def begin(self, seconds: float = START_SECONDS) -> Any:
@@ -146,7 +148,7 @@ class Workers:
         except EOFError:
             left = [number for number in mine if number in self._open]
             unanswered = [number for number in left if len(mine[number].answers) < len(mine[number].requests)]
-            self._replace(index, unanswered or left, _why(process.ending(), self._config))
+            self._replace(index, unanswered or left, _why(process.ending()))
 
     def _accept(self, number: int, told: dict[str, Any]) -> None:
         one = self._open.get(number)
@@ -183,7 +185,7 @@ class Workers:
         for index, mine in sorted(late.items()):
             first = self._open[mine[0]]
             method = first.requests[first.answered][0]
-            limits = f"{self._config.step_seconds:g} s, or its episode longer than {self._config.episode_seconds:g} s"
+            limits = f"{self._config.step_seconds:g} s, or its episode longer than {EPISODE_SECONDS:g} s"
             self._replace(index, mine, f"{method} took longer than {limits}")
 
     def _replace(self, index: int, lost: Sequence[int], reason: str) -> None:
@@ -215,7 +217,7 @@ class Workers:
         if not process.serves:
             return process.started + START_SECONDS
         limit = time.monotonic() + self._config.step_seconds
-        return limit if one.closing else min(limit, one.begun + self._config.episode_seconds)
+        return limit if one.closing else min(limit, one.begun + EPISODE_SECONDS)
 
     def _send(self, number: int, request: tuple[str, Any]) -> None:
         process = self._processes[self._open[number].worker]
@@ -227,7 +229,7 @@ class Workers:
             pass  # so it does here
 
 
-def _why(ending: str, config: RolloutConfig) -> str:
+def _why(ending: str) -> str:
     if ending == f"exit status {FULL}":
-        return f"its process used more than rollout.environment_gib = {config.environment_gib:g}"
+        return f"its process used more than {MEMORY_GIB:g} GiB"
     return f"its process ended ({ending or 'it used up its processor time'})"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from core.sections.base import Count, NonNegative, Positive, Section, UnitInterval, one_of
+from core.sections.base import NonNegative, Positive, Section, UnitInterval, one_of
 
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
@@ -61,26 +61,16 @@ class AlgorithmConfig(Section):
     """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x
     rollout.max_response_tokens (constant, Dr. GRPO)."""
     importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = "truncate"
-    """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor,
+    """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [0.5,
     importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest pi_prox / pi_behaviour."""
-    importance_floor: UnitInterval = 0.5
-    """Smallest pi_prox / pi_behaviour that is not masked."""
     positive_coefficient: NonNegative = 0.0
     """Weight of the language-model loss: a token of it counts as one with this advantage. It takes correct responses
     where rewards differ, and those that replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
     overlong: Literal["mask", "penalise", "soft", "keep"] = "keep"
-    """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last
-    overlong_buffer tokens of the budget (soft), or unchanged (keep)."""
-    overlong_penalty: NonNegative = 0.5
-    """Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'."""
-    overlong_buffer: Count = 16
-    """Tokens before rollout.max_response_tokens over which the penalty grows when overlong is 'soft'."""
-    reward_scale: Positive = 1.0
-    """Factor on the judge's rewards, before all else."""
-    reward_clip: Annotated[float | None, Field(gt=0)] = None
-    """Bound on the size of a scaled reward; none: no bound."""
+    """Truncated responses: no loss (mask), reward less 0.5 (penalise), the same growing over the last fifth of the
+    budget (soft), or unchanged (keep)."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

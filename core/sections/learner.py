@@ -31,9 +31,7 @@ class LearnerConfig(Section):
     lora_alpha: Count = 16
     """LoRA adapters are multiplied by lora_alpha / lora_rank."""
     epochs: Count = 1
-    """Passes over an iteration's trajectories."""
-    value_epochs: Annotated[int | None, Field(ge=1)] = None
-    """Passes of a separate critic over these trajectories; none: epochs."""
+    """Passes of policy and critic over an iteration's trajectories."""
     minibatches: Count = 4
     """Optimizer steps per pass; must divide rollout.starts x rollout.samples."""
     micro_batch_tokens: AutoCount = Field(AUTO)
@@ -48,8 +46,6 @@ class LearnerConfig(Section):
     """Optimizer steps of linear learning-rate warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rates after the warm-up: constant, or falling to 0 at the end of the run."""
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW's decay of the mean gradient."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up
     to lr / sqrt(1 - adam_beta2). Measured: docs/method.md, Defaults."""
@@ -60,14 +56,8 @@ class LearnerConfig(Section):
     """AdamW weight decay."""
     max_grad_norm: Positive = 1.0
     """Gradient clipping, by global norm."""
-    value_max_grad_norm: Annotated[float | None, Field(gt=0)] = None
-    """The same for a separate critic; none: max_grad_norm."""
     critic_warmup: Whole = 0
     """First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."""
-    max_restarts: Whole = 3
-    """Restarts after a rank died, from the last checkpoint (before the first: the beginning); then the run stops."""
-    max_skipped_steps: Count = 8
-    """The run stops after so many optimizer steps in a row were skipped for a NaN or Inf."""
     transport: Literal["auto", "object_store", "collective", "ipc"] = "auto"
     """How weights reach the engines. object_store: through Ray; collective: one broadcast (NCCL, on CPU Gloo); ipc:
     engines on the learner's GPU (on CPU: its machine) read its memory. auto: object_store on CPU; on GPUs ipc if all
@@ -76,14 +66,6 @@ class LearnerConfig(Section):
     """CPU threads per rank (OMP_NUM_THREADS)."""
     deadline: Positive = 1800.0
     """Seconds that one call of the learner may take; then its ranks count as hung."""
-    gap_tolerance: Annotated[float, Field(ge=1)] = 4.0
-    """The run stops when engines and learner differ in the log-probabilities of the probe by more than this many times
-    what they differ with the same weights before training (mean, or 99 % quantile)."""
-    probe_every: Count = 10
-    """Broadcasts between two probes; the first is always probed. A digest proves at every broadcast that the weights
-    arrived; the probe shows that both compute the same model."""
-    probe_sequences: Count = 8
-    """Training problems whose prompts (and canonical solutions, if there are any) are the probe."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -91,18 +73,12 @@ class LearnerConfig(Section):
             raise ValueError(
                 "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
             )
-        for name in ("value_path", "value_epochs", "value_max_grad_norm"):
-            if self.value_model == "shared" and getattr(self, name):
-                raise ValueError(
-                    f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to "
-                    "separate"
-                )
+        if self.value_model == "shared" and self.value_path:
+            raise ValueError(
+                "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to "
+                "separate"
+            )
         return self
-
-    @property
-    def critic_epochs(self) -> int:
-        """Passes of the critic over an iteration's trajectories."""
-        return self.value_epochs or self.epochs
 
 
 class ResolvedLearner(LearnerConfig):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from core.sections.base import Count, Positive, Section, Whole, one_of
+from core.sections.base import Count, Section, Whole, one_of
 
 RANKINGS = {
     "value": "replay.rankings.value:Value",
@@ -39,14 +39,10 @@ class ReplayConfig(Section):
     """States over all shards; those of the lowest retention are evicted."""
     per_problem: Count = 32
     """States kept per problem."""
-    max_gib: Positive = 4.0
-    """Memory of the states and tokens over all shards, in GiB; those of the lowest retention are evicted."""
     boundary: Literal["line", "sentence", "code", "stride"] = "line"
     """Where a step ends: states begin only there."""
     stride: Count = 16
     """Tokens between boundaries when boundary is 'stride'."""
-    temperature: Annotated[float | None, Field(gt=0)] = None
-    """The draw has probability ~ exp(priority / temperature); none: the ranking's own."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     exclude_wrong: bool = False
@@ -62,8 +58,6 @@ class ReplayConfig(Section):
     docs/method.md, Defaults."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
-    deadline: Positive = 120.0
-    """Seconds that a shard may take to answer one call."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -65,27 +65,18 @@ class RolloutConfig(Section):
     """Arguments of the environment's class by name; JSON on the command line."""
     environment_workers: Count = 2
     """Processes for the environments of one engine; each holds many episodes at once."""
-    environment_gib: Positive = 4.0
-    """Memory of one of these processes, in GiB; one that uses more is replaced."""
-    environment_lag: Whole = 2
-    """Synchronous mode: engine steps after the end of a turn at which its answer is used. An earlier answer waits for
-    them, and they wait for a later one, so that a run repeats."""
     max_turns: Count = 64
     """Most turns of the policy in an episode; an episode that has more counts as truncated."""
     step_seconds: Positive = 60.0
     """Longest time of one step of an environment."""
-    episode_seconds: Positive = 1800.0
-    """Longest time of a whole episode, with its generation."""
     threads: Count = 2
     """CPU threads per engine (OMP_NUM_THREADS)."""
     deadline: Positive = 600.0
     """Seconds without an answer after which an actor counts as hung (answers come several times a second); after a
     quarter of them a warning names it as slow."""
     max_restarts: Whole = 3
-    """Most losses of rollout actors within restart_window; after one more the run stops with a checkpoint. Several
+    """Most losses of rollout actors within an hour; after one more the run stops with a checkpoint. Several
     actors lost within a minute count once, and so does a start that makes engines raise."""
-    restart_window: Positive = 3600.0
-    """Seconds that max_restarts is counted over."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

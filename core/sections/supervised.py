@@ -49,23 +49,12 @@ class LanguageJudgeConfig(Section):
     # no user and password: the configuration is written into reports
     url: Annotated[str, Field(pattern=r"^[^@\s]*$")] = ""
     """Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead
-    of reward_model.path, and compares the responses of `launch.py evaluate --against`."""
+    of reward_model.path, and compares the responses of `launch.py evaluate --against`. The key comes from the
+    environment variable OPENAI_API_KEY."""
     model: str = ""
     """The model's name at the endpoint."""
-    key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "OPENAI_API_KEY"  # not the key itself
-    """Environment variable with the API key; if it is not set, none is sent that means anything."""
     criterion: str = "helpful, honest and harmless"
     """What makes a response good, in words that go into the question."""
-    max_tokens: Count = 512
-    """Longest answer of the judge, in tokens."""
-    concurrency: Count = 8
-    """Requests at once."""
-    timeout: Positive = 60.0
-    """Seconds that one request may take."""
-    retries: Whole = 5
-    """Further tries of a request that failed or was refused for its rate, with growing pauses."""
-    max_requests: Whole = 0
-    """Most requests of a run, without those that the cache answers; then it stops with a checkpoint. 0: no limit."""
 
 
 class RewardModelConfig(SupervisedConfig):
@@ -84,14 +73,6 @@ class RewardModelConfig(SupervisedConfig):
     """Column of the preferred dialogue: messages, or a text of turns."""
     rejected: str = "rejected"
     """Column of the other dialogue."""
-    cpus: NonNegative = 0.0
-    """CPUs that the reward actor reserves."""
     gpus: NonNegative = 0.0
-    """GPUs (or a share of one) that it reserves on device cuda."""
-    threads: Count = 1
-    """CPU threads of that actor."""
-    batch_tokens: Count = 8192
-    """Tokens (padding included) of one pass of that actor."""
-    deadline: Positive = 300.0
-    """Seconds that one batch of scores may take before the actor counts as hung."""
+    """GPUs (or a share of one) that the reward model's actor reserves on device cuda."""
     judge: LanguageJudgeConfig = LanguageJudgeConfig()

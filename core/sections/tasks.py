@@ -100,37 +100,20 @@ class Columns(Section):
 class CodeConfig(Section):
     """Rewards of programs, what they start with, and their limits (tasks mbpp, humaneval, apps)."""
 
-    compile_error: float = -1.0
-    """Reward of a program that does not compile."""
-    runtime_error: float = -0.6
-    """Reward of a program that raises, ends, or takes too much time or memory in all tests."""
-    any_error_fails: bool = False
-    """Give `runtime_error` already for one such test, as StepCoder does; otherwise it is one failed test."""
-    failed: float = -0.3
-    """Reward of a program that runs and fails all tests."""
-    passed: float = 1.0
-    """Reward of a program that passes all tests."""
-    fraction: UnitInterval = 1.0
-    """Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed)."""
-    setup: Literal["before", "after"] = "after"
-    """Whether the setup of mbpp runs before or after the program."""
-    prelude: str | None = None
-    """Python statements that run before every program; none: those of the format's benchmark (apps: its imports)."""
+    reward: Literal["graded", "share", "all"] = "graded"
+    """graded: 1 if all tests pass; -1 for a program that does not compile, -0.6 for one that raises in all tests, else
+    -0.3 + 1.3 x the share of tests passed (CodeRL). share: the share of tests passed. all: 1 if all tests pass, else 0."""
     packages: tuple[str, ...] = ()
     """Installed packages that programs may import, such as numpy."""
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Absolute or relative error of numbers in outputs (apps), where the row has no `tolerance`."""
     memory_mib: Annotated[int, Field(ge=64)] = 512
     """Memory of a program, in MiB."""
-    output_mib: Count = 16
-    """Output of a program in one test, in MiB."""
     program_seconds: Positive = 20.0
     """Seconds that all tests of a program may take together: CPU time, or a third of the time on the clock if that is more; later tests count as failed."""
 
     @property
     def worst(self) -> float:
         """The reward of a response that could not be judged. It is the lowest, so that breaking the judge does not pay."""
-        return min(self.compile_error, self.runtime_error, self.failed, self.passed)
+        return -1.0 if self.reward == "graded" else 0.0
 
 
 class FewShot(Section):

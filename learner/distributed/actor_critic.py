@@ -41,8 +41,7 @@ def engines_of(
     parts = [policy.model, policy.head] if isinstance(policy, SharedModel) else [policy]  # each with a learning rate
     engines = {"policy": TrainEngine(policy, [list(part.parameters()) for part in parts], learner, dtype)}
     if value is not None:
-        clip = {"max_grad_norm": learner.value_max_grad_norm or learner.max_grad_norm}
-        engines["value"] = TrainEngine(value, [list(value.parameters())], learner.model_copy(update=clip), dtype)
+        engines["value"] = TrainEngine(value, [list(value.parameters())], learner, dtype)
     return engines
 
 

@@ -64,7 +64,7 @@ class Ranking:
     """A ranking. A user's own is a subclass that `replay.ranking` names as module:class."""
 
     temperature: ClassVar[float] = 0.2
-    """Of the draw if `replay.temperature` gives none. 0.2: priority 1 is drawn e^2.5 = 12 times as often as 1/2."""
+    """Of the draw. 0.2: priority 1 is drawn e^2.5 = 12 times as often as 1/2."""
     values: ClassVar[Literal["unused", "used", "needed"]] = "unused"
     """Whether it reads the critic's values, which are then refreshed. `used`: it also works when all are 0."""
     model: ClassVar[Literal["unused", "scale", "success"]] = "unused"

@@ -29,8 +29,7 @@ class AssertTests:
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of every test. Raises SandboxError."""
         asked: list[Asked] = []  # the tests that are more than `hole == literal`
-        first = boxes.config.setup == "before"
-        program = Program(source, before=self.setup if first else "", after="" if first else self.setup)
+        program = Program(source, after=self.setup)
 
         def _run(index: int, test: UnitTest) -> tuple[Outcome, float]:
             report, ending = session.evaluate(test.holes)

@@ -9,6 +9,7 @@ from core.records import Verdict
 from tasks.code.sandbox import Ending, Report, Sandbox
 
 Test = TypeVar("Test")
+DOES_NOT_COMPILE, RAISES, FAILS = -1.0, -0.6, -0.3  # rewards where `task.code.reward` is graded (CodeRL, 2207.01780)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -
     """The verdict over all tests. `shown`: those that the prompt shows, which count only if it shows all."""
     first = next(((i, one) for i, one in enumerate(outcomes) if not one.passed), None)
     if first is None:
-        return Verdict(config.passed, True)
+        return Verdict(1.0, True)
+    graded = config.reward == "graded"
     if first[1].syntax:
-        return Verdict(config.compile_error, False, f"does not compile: {first[1].why}")
+        return Verdict(DOES_NOT_COMPILE if graded else 0.0, False, f"does not compile: {first[1].why}")
     raised = [one for one in outcomes if one.raised]
-    if raised and (config.any_error_fails or len(raised) == len(outcomes)):
-        return Verdict(config.runtime_error, False, f"run-time error: {raised[0].why}")
+    if len(raised) == len(outcomes):
+        return Verdict(RAISES if graded else 0.0, False, f"run-time error: {raised[0].why}")
     counted = [one for i, one in enumerate(outcomes) if i not in shown] or outcomes
-    share = sum(one.passed for one in counted) / len(counted)
+    share = 0.0 if config.reward == "all" else sum(one.passed for one in counted) / len(counted)
     passed = sum(one.passed for one in outcomes)
     why = f"passed {passed} of {len(outcomes)} tests; {'error in' if first[1].raised else 'failed'} {first[1].why}"
-    reward = config.failed + config.fraction * share * (config.passed - config.failed)
-    return Verdict(reward, False, why, share=config.fraction * share)
+    return Verdict(FAILS + share * (1.0 - FAILS) if graded else share, False, why, share=share)

@@ -67,15 +67,12 @@ def judge_program(boxes: Boxes, reference: str, response: str) -> Verdict:
 
 def limits_of(config: TaskConfig) -> Limits:
     """What one test of a program may use."""
-    return Limits(config.judge_timeout, config.code.memory_mib, config.code.output_mib)
+    return Limits(config.judge_timeout, config.code.memory_mib)
 
 
 def setting_of(config: TaskConfig) -> Setting:
-    """What programs start with: the user's prelude, or that of the format's benchmark."""
-    prelude = config.code.prelude
-    if prelude is None:
-        prelude = BENCHMARK_PRELUDE if config.name == "apps" else ""
-    return Setting(prelude, config.code.packages)
+    """What programs start with: the imports of the format's benchmark, and packages."""
+    return Setting(BENCHMARK_PRELUDE if config.name == "apps" else "", config.code.packages)
 
 
 def verifier(settings: str) -> Callable[[str, str], Verdict]:

@@ -17,7 +17,7 @@ Test = tuple[Any, Any]  # input and output: two texts; or the arguments of a cal
 def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
     """The outcome of every test of a program that reads standard input and prints. Raises SandboxError."""
     tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
-    tolerance, judged_by = record.get("tolerance", boxes.config.tolerance), record.get("checker", "")
+    tolerance, judged_by = record.get("tolerance", 0.0), record.get("checker", "")
     printed: list[tuple[int, Test, str]] = []  # what a checker judges
 
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
@@ -46,7 +46,7 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
 
 def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
     """The outcome of every call of `name`, or of `Solution().name` if there is such a class. Raises SandboxError."""
-    name, tolerance = record["fn_name"], record.get("tolerance", boxes.config.tolerance)
+    name, tolerance = record["fn_name"], record.get("tolerance", 0.0)
     call = f"(Solution().{name} if 'Solution' in globals() else {name})(*_arguments)"
 
     def _run(number: int, test: Test) -> tuple[Outcome, float]:

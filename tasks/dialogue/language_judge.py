@@ -27,6 +27,13 @@ from tasks.dialogue import chat
 ANSWERS = Path(".cache/judge.sqlite")
 """All answers so far: the same question is asked once."""
 
+KEY = "OPENAI_API_KEY"
+"""Environment variable with the key; if it is not set, none is sent that means anything."""
+ANSWER_TOKENS = 512  # of the longest answer
+AT_ONCE = 8  # requests
+TIMEOUT = 60.0  # seconds that one request may take
+RETRIES = 5  # further tries of a request that failed or was refused for its rate, with growing pauses
+
 _SCORE = re.compile(r"Score:\s*\**\s*([0-9]+(?:\.[0-9]+)?)")
 _BETTER = re.compile(r"Better:\s*\**\s*(first|second|tie)", re.IGNORECASE)
 _LOWEST, _HIGHEST = 1.0, 10.0
@@ -90,9 +97,9 @@ class Endpoint:
         self._config = config
         self._client: Any = openai.OpenAI(
             base_url=config.url,
-            api_key=os.environ.get(config.key_variable) or "none",
-            timeout=config.timeout,
-            max_retries=config.retries,
+            api_key=os.environ.get(KEY) or "none",
+            timeout=TIMEOUT,
+            max_retries=RETRIES,
         )
         try:
             ANSWERS.parent.mkdir(parents=True, exist_ok=True)
@@ -113,12 +120,12 @@ class Endpoint:
         if answer is None:
             raise ConfigError(
                 f"reward_model.judge.url = {self._config.url}: no answer of model {self._config.model!r} ({failure}); "
-                f"start the server, or correct url, model or the key in ${self._config.key_variable}"
+                f"start the server, or correct url, model or the key in ${KEY}"
             )
 
     def ask(self, questions: Sequence[str]) -> list[str | None]:
-        """The answers, in order; None where all tries failed. ActorError if all fail, or `max_requests` are used up."""
-        with ThreadPoolExecutor(self._config.concurrency) as threads:
+        """The answers, in order; None where all tries failed. Raises ActorError if all fail."""
+        with ThreadPoolExecutor(AT_ONCE) as threads:
             found = list(threads.map(self._ask, questions))
         if found and all(answer is None for answer, _ in found):
             raise ActorError(
@@ -132,22 +139,17 @@ class Endpoint:
         import openai
 
         config = self._config
-        parts = [config.model, str(config.max_tokens), question]
+        parts = [config.model, str(ANSWER_TOKENS), question]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         with self._lock:
             earlier = self._answers.execute("SELECT answer FROM answers WHERE question = ?", (key,)).fetchone()
             if known and earlier:
                 return str(earlier[0]), ""
-            if config.max_requests and self.asked >= config.max_requests:
-                raise ActorError(
-                    f"reward_model.judge.max_requests = {config.max_requests} are used up; raise it and resume from "
-                    "the last checkpoint"
-                )
             self.asked += 1
         try:
             messages = [{"role": "user", "content": question}]
             reply = self._client.chat.completions.create(
-                model=config.model, messages=messages, max_tokens=config.max_tokens, temperature=0.0
+                model=config.model, messages=messages, max_tokens=ANSWER_TOKENS, temperature=0.0
             )
             answer = reply.choices[0].message.content if reply.choices else None
         except (openai.OpenAIError, ValueError) as error:

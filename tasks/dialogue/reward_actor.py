@@ -14,6 +14,7 @@ from tasks.dialogue.reward_model import RewardScorer
 
 _NAME = "reward-model"
 _ATTEMPTS = 2
+DEADLINE = 300.0  # seconds that one batch of scores may take before the actor counts as hung
 
 
 class RewardService:
@@ -36,9 +37,9 @@ class RewardService:
             if self._actor is None:
                 self._actor = self._start()
             try:
-                scores: list[float | None] = ray.get(self._actor.score.remote(dialogues), timeout=self._config.deadline)
+                scores: list[float | None] = ray.get(self._actor.score.remote(dialogues), timeout=DEADLINE)
             except ray.exceptions.GetTimeoutError:
-                failure = f"no answer within {self._config.deadline:g} s (reward_model.deadline)"
+                failure = f"no answer within {DEADLINE:g} s"
             except ray.exceptions.RayError as error:
                 failure = first_line(getattr(error, "cause", None) or error)
             else:
@@ -49,8 +50,8 @@ class RewardService:
     def _start(self) -> Any:
         config = self._config
         gpus = config.gpus if ray.cluster_resources().get("GPU") else 0.0
-        environment = {"OMP_NUM_THREADS": str(config.threads)} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
-        options = {"num_cpus": config.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+        environment = {"OMP_NUM_THREADS": "1"} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
+        options = {"num_cpus": 0.0, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
         scorer = ray.remote(RewardScorer).options(**options, **in_group("reward model", -1))  # any free bundle
         device = "cuda" if gpus else "cpu"
-        return scorer.remote(config.path, batch_tokens=config.batch_tokens, device=device, threads=config.threads)
+        return scorer.remote(config.path, device=device, threads=1)

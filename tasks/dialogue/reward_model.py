@@ -76,10 +76,13 @@ def check_reward_context(path: str, tokens: int) -> int:
     return context
 
 
+BATCH_TOKENS = 8192
+
+
 class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
-    def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
+    def __init__(self, path: str, *, device: str, batch_tokens: int = BATCH_TOKENS, threads: int | None = None) -> None:
         """`batch_tokens`: of one forward pass, with padding. `threads`: of torch here; None: unchanged."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -137,7 +140,7 @@ class Scorer(Protocol):
 
 def local_scorer(config: RewardModelConfig) -> Scorer:
     """The scorer in this process, without Ray."""
-    return RewardScorer(config.path, batch_tokens=config.batch_tokens, device="cpu")
+    return RewardScorer(config.path, device="cpu")
 
 
 class RewardJudge:

@@ -61,7 +61,7 @@ def take_steps(learner: LearnerGroup) -> None:
 
 
 def probed(learner: LearnerGroup, engines: RolloutPool | Deceived) -> Gap | None:
-    """A broadcast that is probed whatever `probe_every` is, as the first of a run is."""
+    """A broadcast that is probed whatever `PROBE_EVERY` is, as the first of a run is."""
     learner.version = 0
     return learner.broadcast(engines).gap
 

@@ -1,14 +1,12 @@
 """What `check` and `train` find before anything expensive, by one function; rewards of a user that misbehave among
 it."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
 import launch
 from commands import train as commands
-from commands.preflight import preflight
 from core.config import Config
 from core.errors import ConfigError
 from core.load import override
@@ -69,17 +67,3 @@ def test_what_train_refuses_check_refuses_too(
     for command in ("check", "train"):
         assert launch.main([command, "--run.root", str(tmp_path), f"--{field}", value]) == 2
         assert capsys.readouterr().err.startswith(f"error: {told}")
-
-
-def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("trainer.cluster.read_ray_address", lambda: None)
-    with socket.create_server(("", 0)) as other:
-        port = other.getsockname()[1]
-        options = ("--monitor.metrics_port", str(port), "--model.path", str(tmp_path))
-        for address in ("auto", "local"):
-            wrong = config(tmp_path, *options, "--cluster.address", address)
-            with pytest.raises(ConfigError, match=rf"^monitor\.metrics_port = {port}: Address already in use"):
-                commands.train(wrong, "test")
-        preflight(wrong, local=True)  # without Ray nobody needs it
-    preflight(wrong)

@@ -240,12 +240,12 @@ def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards: Path) -> None:
+def test_the_actor_scores_as_the_model_and_is_replaced(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     from tasks.dialogue.reward_actor import RewardService
 
-    settings = RewardModelConfig(path=str(rewards / "policy"), cpus=0.5)
+    settings = RewardModelConfig(path=str(rewards / "policy"))
     expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(cases(3))]
     judge = RewardJudge(settings, RewardService)
     assert [one.reward for one in judge.judge(cases(3))] == pytest.approx(expected, abs=1e-5)
@@ -253,9 +253,9 @@ def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards
     assert [one.reward for one in judge.judge(cases(3))] == pytest.approx(expected, abs=1e-5)
     judge.close()
     # the model alone takes longer to load
-    hasty = RewardJudge(settings.model_copy(update={"deadline": 1e-3}), RewardService)
-    with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s .*, 2 times"):
-        hasty.judge(cases(1))
+    monkeypatch.setattr("tasks.dialogue.reward_actor.DEADLINE", 1e-3)
+    with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s.*, 2 times"):
+        RewardJudge(settings, RewardService).judge(cases(1))
 
 
 def test_a_model_that_is_no_reward_model_is_refused(model: str, tmp_path: Path) -> None:

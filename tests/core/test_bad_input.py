@@ -191,7 +191,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "rollout.actors x rollout.kv_cache_gib = 9.0 GiB, but this machine has 8.0 GiB",
     ),
     ({"rollout": {"actors": 10}}, "rollout.actors x rollout.kv_cache_gib = 10.0 GiB"),
-    ({"replay": {"max_gib": 100.0}}, "replay.max_gib = 100.0 GiB"),
     ({"rollout": {"starts": 2**30}}, "the tokens of rollout.starts x rollout.samples"),
     ({"rollout": {"samples": 10**8}}, "the tokens of rollout.starts x rollout.samples"),
 ]

@@ -276,13 +276,14 @@ def tensors(node: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 2), (1, 1), (2, 2), (3, 2)])
 def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
-    tiny_model: Tiny, tmp_path: Path, zero_stage: int, ranks: int
+    tiny_model: Tiny, tmp_path: Path, zero_stage: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_model(True)
     fields: dict[str, Any] = {"kl_coefficient": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
     algorithm = AlgorithmConfig(normalise="global", **fields)
-    options: dict[str, Any] = {"ranks": ranks, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 18}
+    options: dict[str, Any] = {"ranks": ranks, "zero_stage": zero_stage, "minibatches": 3}
     options["offload"] = zero_stage == 2
+    monkeypatch.setattr("learner.group.MOST_SKIPPED", 18)
     with group(path, algorithm, **options) as learner:
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)

@@ -136,28 +136,23 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
         assert 9e-5 < largest(after, start) < 1.2e-4
 
 
-def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_passes(tiny_model: Tiny) -> None:
-    """With an estimator that reads no values. The third goes on with the critic after the policy's only pass."""
+def test_the_policy_takes_the_same_steps_without_a_critic(tiny_model: Tiny) -> None:
+    """With an estimator that reads no values."""
     path = tiny_model(True)
     algorithm = AlgorithmConfig(estimator="reinforce++")
     results = []
-    cases: list[dict[str, Any]] = [{}, {"value_model": "none"}, {"value_epochs": 3}]
+    cases: list[dict[str, Any]] = [{}, {"value_model": "none"}]
     for options in cases:
         with group(path, algorithm, minibatches=2, **options) as learner:
             stats = learner.update(learner.score(on_policy(learner, make_judged(1))))
-            scored = learner.score(make_judged(5))
-            values = np.concatenate([s.values for s in scored])
-            counted = learner._state.steps, learner._state.policy_steps
-            results.append((stats, values, counted, weights_of(learner, path)))
-    (once, one_pass, _, weights), (alone, no_values, _, without), (longer, three_passes, counted, early) = results
+            values = np.concatenate([s.values for s in learner.score(make_judged(5))])
+            results.append((stats, values, weights_of(learner, path)))
+    (once, _, weights), (alone, no_values, without) = results
     assert largest(weights, weights_start(path)) > 1e-5
     assert largest(without, weights) == 0.0
-    assert largest(early, weights) == 0.0
     assert not no_values.any()
     assert (once.critic, alone.critic) == (True, False)
-    assert float(np.abs(three_passes - one_pass).max()) > 1e-6
-    assert (once.policy_steps, longer.policy_steps, longer.steps) == (2, 2, 6)
-    assert counted == (2, 2)
+    assert (once.policy_steps, alone.policy_steps) == (2, 2)
 
 
 def bare_gradients(

@@ -63,7 +63,7 @@ def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
 def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
     scored = scored_from(make_judged(0))
     kept = compute_targets(scored, AlgorithmConfig(overlong="keep"), 0)
-    lowered = compute_targets(scored, AlgorithmConfig(overlong="penalise", overlong_penalty=0.5), 0)
+    lowered = compute_targets(scored, AlgorithmConfig(overlong="penalise"), 0)
     for i, s in enumerate(scored):
         here = slice(kept.offsets[i], kept.offsets[i + 1])
         drop = 0.5 if s.trajectory.finish is Finish.LENGTH else 0.0
@@ -84,36 +84,22 @@ def returns_of(scored: Scored, longest: int = 0, **fields: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("longest", "penalty"),
-    [(10, 0.0), (7, 0.0), (6, 0.25 * 0.4), (5, 0.5 * 0.4), (3, 0.4), (2, 0.4)],
-)
-def test_the_soft_penalty_grows_over_the_last_tokens_of_the_budget(longest: int, penalty: float) -> None:
-    # 3 tokens and a buffer of 4: free up to longest - 4, then a quarter of 0.4 per token
-    found = returns_of(one_of_three(), longest, overlong="soft", overlong_penalty=0.4, overlong_buffer=4)
-    assert found == pytest.approx([1.0 - penalty] * 3)
+@pytest.mark.parametrize(("longest", "penalty"), [(20, 0.0), (4, 0.0), (3, 0.5), (2, 0.5), (3.5, 2 / 7 * 0.5)])
+def test_the_soft_penalty_grows_over_the_last_fifth_of_the_budget(longest: int, penalty: float) -> None:
+    # 3 tokens: free up to 4/5 of longest; with 3.5 (3 - 2.8) / 0.7 = 2/7 of the penalty
+    assert returns_of(one_of_three(), longest, overlong="soft") == pytest.approx([1.0 - penalty] * 3)
 
 
 def test_the_soft_penalty_of_a_truncated_response_is_whole() -> None:
-    cut = one_of_three(Finish.REPETITION)
-    assert returns_of(cut, 100, overlong="soft", overlong_penalty=0.4) == pytest.approx([0.6] * 3)
-
-
-def test_rewards_are_scaled_and_then_clipped() -> None:
-    assert returns_of(one_of_three(reward=3.0), reward_scale=0.5) == pytest.approx([1.5] * 3)
-    assert returns_of(one_of_three(reward=3.0), reward_scale=0.5, reward_clip=1.0) == pytest.approx([1.0] * 3)
-    assert returns_of(one_of_three(reward=-3.0), reward_clip=1.0) == pytest.approx([-1.0] * 3)
-    penalised = one_of_three(Finish.LENGTH, -3.0)
-    assert returns_of(penalised, reward_clip=1.0, overlong="penalise") == pytest.approx([-1.5] * 3)
-    assert np.isnan(returns_of(one_of_three(reward=float("nan")), reward_clip=1.0)).all()
+    assert returns_of(one_of_three(Finish.REPETITION), 100, overlong="soft") == pytest.approx([0.5] * 3)
 
 
 def test_rewards_of_steps_go_through_gae() -> None:
     scored = one_of_three()
-    steps = np.array([0.5, 0.0, 4.0], np.float32)
+    steps = np.array([0.25, 0.0, 0.5], np.float32)
     scored = replace(scored, judged=replace(scored.judged, step_rewards=steps))
-    # halved 0.25, 0, 2 and at the end 0.5; clipped 0.25, 0, 1 and 0.5: rewards 0.25, 0, 1.5
-    config = AlgorithmConfig(normalise="none", policy_lambda=0.5, reward_scale=0.5, reward_clip=1.0)
+    # and 1 at the end: rewards 0.25, 0, 1.5
+    config = AlgorithmConfig(normalise="none", policy_lambda=0.5)
     batch = compute_targets([scored], config, 0)
     np.testing.assert_allclose(batch.targets.returns, [1.75, 1.5, 1.5])
     # deltas 0.25 + 0.5 - 0.25 = 0.5, 0.75 - 0.5 = 0.25, 1.5 - 0.75 = 0.75: A_2 = 0.75, A_1 = 0.625, A_0 = 0.8125

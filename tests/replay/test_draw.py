@@ -11,8 +11,8 @@ from tests.replay.test_store import opened
 
 
 def forty(directory: Path) -> ReplayStore:
-    """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 0.2."""
-    store = opened(directory, 4, local=True, temperature=0.2)
+    """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 1."""
+    store = opened(directory, 4, local=True)
     tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
     made = [
         CutTrajectory(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
@@ -22,7 +22,7 @@ def forty(directory: Path) -> ReplayStore:
     return store
 
 
-WEIGHTS = np.exp(np.arange(40) / 100 / 0.2)
+WEIGHTS = np.exp(np.arange(40) / 100)
 
 
 def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) -> None:

@@ -130,8 +130,8 @@ def test_graded_outcomes_add_up_and_are_solved_if_they_are_correct() -> None:
 
 
 def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
-    """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
-    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
+    """Values 0, 1, 2 at temperature 1: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
+    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 1.0, 2.0]))
     lengths = [len(shard.draw(1, seed).states()[0].prefix_ids) for seed in range(4000)]
     shares = np.bincount(lengths, minlength=4)[1:] / 4000
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
@@ -282,7 +282,6 @@ def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
         candidate("p", range(10), [1, 2], [0.5, 0.25], version=3),
         candidate("q", range(10), [1], [0.75], version=3),
         ranking=ranking,
-        temperature=0.5,
     )
     p, q = key_of(shard, "p"), key_of(shard, "q")
     revalue(shard, ("p", p, 0.9, 2))

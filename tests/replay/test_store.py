@@ -103,10 +103,13 @@ def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> N
         assert run_with(shards, tmp_path / str(shards), local=True, ranking=ranking) == one
 
 
-def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(tmp_path: Path) -> None:
-    one = run_with(1, tmp_path / "1", local=True, max_gib=14e3 / 2**30)
-    assert run_with(5, tmp_path / "5", local=True, max_gib=14e3 / 2**30) == one
-    store = opened(tmp_path / "6", 3, local=True, max_gib=14e3 / 2**30)
+def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.store.MOST_BYTES", 14_000)
+    one = run_with(1, tmp_path / "1", local=True)
+    assert run_with(5, tmp_path / "5", local=True) == one
+    store = opened(tmp_path / "6", 3, local=True)
     store.add(candidates(60))
     assert store.stats().memory_bytes <= 14e3 / 63 * 64
     assert 50 < len(store) < 150

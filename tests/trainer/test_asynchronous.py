@@ -103,7 +103,6 @@ def recipe(starters: Path) -> Config:
         "rollout.max_staleness": STALENESS,
         "rollout.deadline": 120,
         "cluster.rollout_cpus": 0.5,
-        "learner.probe_every": 1,
     }
     return override(
         load_config(RECIPE), [text for name, value in options.items() for text in (f"--{name}", str(value))]

@@ -159,9 +159,6 @@ def test_a_start_is_informative_if_the_learner_sees_different_rewards() -> None:
     ]  # the learner sees one reward, for it leaves out the truncated one
     assert by_information(wrong, masked) == ([], wrong)
     assert by_information(wrong, settings) == (wrong, [])
-    clipped = [replace(item, verdict=Verdict(2.0 + at, True)) for at, item in enumerate(judged)]
-    alike = settings_of("--algorithm.reward_clip", "1")
-    assert by_information(clipped, alike) == ([], clipped)
 
 
 def test_the_fill_of_a_batch_keeps_its_share_of_replay() -> None:

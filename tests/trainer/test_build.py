@@ -69,18 +69,6 @@ def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None
             {"learner": {"value_path": "rm"}},
             r"value_path = rm is about the critic, .* read no values",
         ),
-        (
-            "rloo",
-            "uniform",
-            {"learner": {"value_epochs": 2}},
-            r"value_epochs = 2 is about the critic, .* read no values",
-        ),
-        (
-            "rloo",
-            "uniform",
-            {"learner": {"value_max_grad_norm": 0.5}},
-            r"norm = 0\.5 is about the critic, .* no values",
-        ),
         ("rloo", "value", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
     ],
 )

@@ -91,12 +91,15 @@ def test_slow_steps_of_many_episodes_run_at_the_same_time() -> None:
         ("hang", "step took longer than 3 s"),
         ("spin", "step took longer than 3 s"),
         ("die", r"its process ended \(exit status 3\)"),
-        ("leak", "its process used more than rollout.environment_gib = 0.25"),
+        ("leak", "its process used more than 0.25 GiB"),
     ],
 )
-def test_what_fails_is_lost_alone_and_the_others_go_on(action: str, reason: str) -> None:
+def test_what_fails_is_lost_alone_and_the_others_go_on(
+    action: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.environments.workers.MEMORY_GIB", 0.25)
     limit = 3.0 if action in ("hang", "spin") else 60.0
-    with workers("Bad", step_seconds=limit, environment_gib=0.25) as found:
+    with workers("Bad", step_seconds=limit) as found:
         bad, good = opened(found, 2)
         found.step(good, "a")
         assert answers(found, 1)[good].messages[0]["content"] == "step 1"
@@ -148,8 +151,9 @@ def test_what_a_process_has_said_before_its_end_is_not_answered_twice() -> None:
         assert heard[0][1].error
 
 
-def test_an_episode_that_has_raised_is_closed_and_leaves_nothing() -> None:
-    with workers("Bad", environment_gib=0.25) as found:
+def test_an_episode_that_has_raised_is_closed_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.environments.workers.MEMORY_GIB", 0.25)
+    with workers("Bad") as found:
         for _ in range(6):  # of 60 MB each
             (number,) = opened(found)
             found.step(number, "fat")
@@ -209,8 +213,9 @@ def test_a_close_that_hangs_is_ended() -> None:
         assert answers(found, 1)[second].messages[0]["content"] == "step 1"
 
 
-def test_an_episode_has_a_time_limit() -> None:
-    with workers("Bad", episode_seconds=1.0) as found:
+def test_an_episode_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.environments.workers.EPISODE_SECONDS", 1.0)
+    with workers("Bad") as found:
         (number,) = opened(found)
         time.sleep(1.1)
         found.step(number, "a")

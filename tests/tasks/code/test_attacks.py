@@ -17,12 +17,11 @@ import psutil
 import pytest
 
 import tasks.code.programs
-from core.config import CodeConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
 from tasks.code import confinement
 from tasks.code.formats import read_mbpp
-from tasks.code.outcomes import Boxes
+from tasks.code.outcomes import FAILS, RAISES, Boxes
 from tasks.code.programs import judge_program
 from tasks.code.sandbox import Limits, Program, Sandbox, check_sandbox
 from tests.tasks.code.bombs import BOMBS, REASONS, STOPPED
@@ -82,7 +81,7 @@ def test_no_pass_is_forged(name: str, confined: Sandbox, tmp_path: Path) -> None
     assert fools_a_naive_judge(FORGERIES[name], test, tmp_path), "the attack itself does not work"
     verdict = judge_in(confined, FORGERIES[name], test, test)
     assert not verdict.correct
-    assert verdict.reward == CodeConfig().runtime_error or verdict.detail.startswith("passed 0 of 2 tests")
+    assert verdict.reward == RAISES or verdict.detail.startswith("passed 0 of 2 tests")
     honest = judge_in(confined, f"def answer(): return '{secret}'", test, test)
     assert honest == Verdict(1.0, True)
 
@@ -232,7 +231,7 @@ def test_deep_lines_do_not_reach_a_question(confined: Sandbox) -> None:
         "OSError: pass"
     )
     verdict = judge_in(confined, program, "assert attack() == 1 or 0 == 1")
-    assert (verdict.reward, verdict.judge_failed) == (CodeConfig().failed, False)
+    assert (verdict.reward, verdict.judge_failed) == (FAILS, False)
 
 
 def test_a_spare_sandbox_that_cannot_start_fails_nobody(

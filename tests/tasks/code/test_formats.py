@@ -19,7 +19,7 @@ from core.protocols import Case
 from core.records import Verdict
 from tasks.code.confinement import package_paths
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
-from tasks.code.outcomes import Boxes, Outcome, grade
+from tasks.code.outcomes import FAILS, RAISES, Boxes, Outcome, grade
 from tasks.code.programs import judge_program, setting_of, verifier
 from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judging import start_judge
@@ -73,7 +73,7 @@ def test_fifty_problems_for_standard_input(bubblewrap: None) -> None:
     wrong = judges.judge([Case(item.reference, f"{item.solution}\nprint('x')") for item in items])
     judges.close()
     assert [item.prompt for item, one in zip(items, right, strict=True) if not one.correct] == []
-    assert {one.reward for one in wrong} == {CodeConfig().failed}
+    assert {one.reward for one in wrong} == {FAILS}
 
 
 def test_mbpp_in_the_format_of_apps(bubblewrap: None, shared_data: Path, whole_data: bool, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_answer_that_takes_long_to_check_is_the_programs(bubblewrap: None) ->
     judge = partial(judge_program, Boxes(sandbox, sandbox))
     test = "def check(candidate):\n    for _ in range(candidate(1)): pass"
     verdict = judge(check("def f(x):\n    pass", test, "f").reference, "def f(x): return 10**15")
-    assert (verdict.reward, verdict.judge_failed) == (CodeConfig().runtime_error, False), verdict
+    assert (verdict.reward, verdict.judge_failed) == (RAISES, False), verdict
     sandbox.close()
 
 
@@ -233,7 +233,7 @@ def test_a_checker_accepts_several_answers(judge: Judge) -> None:
     checker = "import sys\na, b, c = (open(name).read().split() for name in sys.argv[1:])\nprint(int(sum(map(int, c)) == int(a[0])))"
     item = script(("10\n", "1 9\n"), checker=checker)
     assert judge(item, "n = int(input())\nprint(2, n - 2)").correct
-    assert judge(item, "print(1, 1)").reward == CodeConfig().failed
+    assert judge(item, "print(1, 1)").reward == FAILS
     refused = judge(item, "print('x')")  # the checker raises: the answer is no sum
     assert (refused.correct, refused.judge_failed) == (False, False)
     assert "refused by the checker (ValueError" in refused.detail
@@ -270,8 +270,7 @@ def test_grades() -> None:
         (grade([passed, passed, failed], [0], CodeConfig()), -0.3 + 1.3 / 2),
         (grade([passed, failed], [0, 1], CodeConfig()), -0.3 + 1.3 / 2),  # the prompt shows all
         (grade([passed, raised], [], CodeConfig()), -0.3 + 1.3 / 2),
-        (grade([passed, raised], [], CodeConfig(any_error_fails=True, fraction=0)), -0.6),  # StepCoder
-        (grade([passed, failed], [], CodeConfig(any_error_fails=True, fraction=0)), -0.3),
+        (grade([passed, raised], [], CodeConfig(reward="all")), 0.0),
         (grade([raised, raised], [], CodeConfig()), -0.6),
         (grade([failed, raised], [], CodeConfig()), -0.3),
         (grade([passed, passed], [0], CodeConfig()), 1.0),

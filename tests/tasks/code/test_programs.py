@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +16,7 @@ from core.records import Verdict
 from tasks.code.asserts import AssertTests, ask
 from tasks.code.confinement import SandboxError
 from tasks.code.formats import read_mbpp
-from tasks.code.outcomes import Boxes
+from tasks.code.outcomes import FAILS, RAISES, Boxes
 from tasks.code.programs import judge_program, limits_of, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
@@ -27,7 +27,6 @@ from tasks.problems import Item, load_items
 from tasks.task import build_task
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
-REWARDS = CodeConfig()
 
 Judge = partial[Verdict]
 
@@ -100,7 +99,7 @@ def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Pat
     judges.close()
     assert [item.prompt for item, verdict in zip(items, verdicts, strict=True) if not verdict.correct] == []
     assert {verdict.reward for verdict in verdicts} == {1.0}
-    assert {verdict.reward for verdict in wrong} == {REWARDS.failed}  # they ran, and passed none
+    assert {verdict.reward for verdict in wrong} == {FAILS}  # they ran, and passed none
 
 
 def test_rewards_are_graded(judge: Judge) -> None:
@@ -126,14 +125,19 @@ def test_rewards_are_graded(judge: Judge) -> None:
         assert verdict.detail.startswith(detail)
 
 
-def test_every_value_of_the_reward_is_a_setting(bubblewrap: None) -> None:
-    rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
-    sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    judge = partial(judge_program, Boxes(sandbox, sandbox, rewards))
+@pytest.mark.parametrize(
+    ("how", "rewards"),
+    [("graded", [-1.0, -0.6, -0.3, 0.35, 1.0]), ("share", [0, 0, 0, 0.5, 1]), ("all", [0, 0, 0, 0, 1])],
+)
+def test_a_program_is_graded_or_judged_by_its_tests_alone(
+    bubblewrap: None, how: Literal["graded", "share", "all"], rewards: list[float]
+) -> None:
+    sandbox, config = Sandbox("bubblewrap", Limits(60.0, 512)), CodeConfig(reward=how)
+    judge = partial(judge_program, Boxes(sandbox, sandbox, config))
     tests = reference("assert f(1) == 1", "assert f(2) == 4")
     programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
-    assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
-    assert rewards.worst == -9
+    assert [judge(tests, program).reward for program in programs] == pytest.approx(rewards)
+    assert config.worst == min(rewards)
 
 
 def test_questions_are_asked_of_plain_values(judge: Judge) -> None:
@@ -163,14 +167,14 @@ def test_functions_that_look_at_a_value_look_at_the_value_itself(judge: Judge) -
     assert judge(true, program) == Verdict(1.0, True)
     false = ("third() * 3 == 2", "third() == 0.3333", "isinstance(warm(), frozenset)", "isinstance(cold(), set)")
     for wrong in false:
-        assert judge(reference(f"assert {wrong}"), program).reward == REWARDS.failed
+        assert judge(reference(f"assert {wrong}"), program).reward == FAILS
 
 
 def test_what_python_leaves_out_need_not_have_a_value(judge: Judge) -> None:
     tests = reference("assert f(0) is None or f(0)[0] == 1", "assert f(2)[0] == 1 if f(2) else f(0)[0] == 1")
     assert judge(tests, "def f(x): return [1] if x else None") == Verdict(1.0, True)
-    assert judge(tests, "def f(x): return []").reward == REWARDS.failed  # the second of each is asked for and raises
-    assert judge(tests, "def f(x): raise ValueError").reward == REWARDS.runtime_error
+    assert judge(tests, "def f(x): return []").reward == FAILS  # the second of each is asked for and raises
+    assert judge(tests, "def f(x): raise ValueError").reward == RAISES
 
 
 def test_no_opinion_where_the_questions_themselves_fail(judge: Judge) -> None:

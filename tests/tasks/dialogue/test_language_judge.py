@@ -34,10 +34,11 @@ HELLO = chat.dump_messages((Message("user", "Hi"),))
 @pytest.fixture
 def own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tasks.dialogue.language_judge.RETRIES", 0)
 
 
 def settings(url: str, **given: object) -> LanguageJudgeConfig:
-    fields = {"url": url, "model": "judge", "retries": 0, "timeout": 30.0, **given}
+    fields = {"url": url, "model": "judge", **given}
     return LanguageJudgeConfig.model_validate(fields)
 
 
@@ -79,7 +80,8 @@ def test_a_question_is_asked_once_for_all_runs() -> None:
 
 
 def test_failures_are_tried_again_and_then_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setattr("tasks.dialogue.language_judge.RETRIES", 2)
     status = {"busy": (429, 1), "broken": (503, 2), "lost": (500, 99)}
 
     def answer(question: str, before: int) -> tuple[int, str]:
@@ -87,7 +89,7 @@ def test_failures_are_tried_again_and_then_counted(monkeypatch: pytest.MonkeyPat
         return (code, "not now") if before < times else (200, "yes")
 
     with serving(answer) as served:
-        endpoint = Endpoint(settings(served.url, retries=2, key_variable="MY_KEY"))
+        endpoint = Endpoint(settings(served.url))
         assert endpoint.ask(["busy", "broken", "lost", "fine"]) == ["yes", "yes", None, "yes"]
         assert served.keys == {"Bearer secret"}
         assert served.questions.count("lost") == 3  # one try and two more
@@ -96,17 +98,18 @@ def test_failures_are_tried_again_and_then_counted(monkeypatch: pytest.MonkeyPat
         endpoint.close()
 
 
-def test_requests_are_bounded_in_number_and_at_once() -> None:
+def test_requests_are_bounded_in_time_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.dialogue.language_judge.AT_ONCE", 3)
     with serving(by_length, seconds=0.1) as served:
-        endpoint = Endpoint(settings(served.url, concurrency=3, max_requests=7))
+        endpoint = Endpoint(settings(served.url))
         endpoint.ask([str(number) for number in range(6)])
         assert (served.most_at_once, endpoint.asked) == (3, 6)
         endpoint.ask(["0", "1", "2"])  # from the cache: they do not count
-        with pytest.raises(ActorError, match=r"reward_model\.judge\.max_requests = 7 are used up"):
-            endpoint.ask(["6", "7"])
+        assert endpoint.asked == 6
         endpoint.close()
+    monkeypatch.setattr("tasks.dialogue.language_judge.TIMEOUT", 0.2)
     with serving(by_length, seconds=3.0) as slow:
-        late = Endpoint(settings(slow.url, timeout=0.2))
+        late = Endpoint(settings(slow.url))
         with pytest.raises(ActorError, match="timed out"):
             late.ask(["late"])
         late.close()
