@@ -3,7 +3,6 @@
 PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
-PEERS := .venv-bench
 SITE := .venv-docs
 # Where to look for the CPU build of torch, for a machine whose pip and uv do not find it by themselves (docs/install.md).
 TORCH_INDEX ?=
@@ -48,16 +47,8 @@ lint: setup
 
 # Runs the benchmarks (about an hour) and writes bench/results. `make bench BENCHMARKS=loop QUICK=--quick`: one of them, shorter.
 BENCHMARKS ?= sandbox store learner rollout environments loop asynchronous
-bench: setup $(PEERS)/.installed
+bench: setup
 	@set -e; for name in $(BENCHMARKS); do $(PY) -m bench.$$name $(QUICK); done
-
-# What bench.loop compares with: packages of its own over those of $(VENV).
-$(PEERS)/.installed: $(STAMP) requirements/bench.txt
-	@$(PY) -m venv $(PEERS)
-	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	$(PY) -c "$$packages" > "$$($(PEERS)/bin/python -c "$$packages")/base.pth"
-	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bench.txt
-	@touch $@
 
 # The pages as a site with search in site/, without network. A link that leads nowhere is an error.
 docs: $(SITE)/.installed
@@ -75,4 +66,4 @@ lock:
 	@bash requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(SITE) .cache site
+	rm -rf $(VENV) $(SITE) .cache site

@@ -12,15 +12,15 @@ With `--model FOLDER` a pretrained model is trained instead, in fp32, with respo
 side and two of our forms; an entropy bonus of 1e-6 makes our policy take every step, although hardly any answer is
 right. Then the memory of our processes is measured, too.
 
-TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its
-interpreter (default: .venv-bench/bin/python). It has one data-parallel process per core, which is faster than one
-process (2,968 against 2,416 tokens/s on two cores). Without that environment only ours is measured.
+TRL has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two
+cores).
 """
 
 import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -72,7 +72,7 @@ class Laps(NamedTuple):
     """Alternating iterations, without the first of each side."""
 
     ours: list[Lap]
-    trl: list[TrlLap]  # none without TRL
+    trl: list[TrlLap]
     memory: dict[str, float]  # GiB of our processes at their common peak, by name
 
     @property
@@ -106,7 +106,7 @@ def job_of(config: ResolvedConfig, model: str, task: Task, iterations: int) -> J
 
 
 @contextmanager
-def started_trl(python: Path, job: Job, folder: Path, processes: int) -> Iterator[Trl]:
+def started_trl(job: Job, folder: Path, processes: int) -> Iterator[Trl]:
     """TRL's trainer as data-parallel processes, which share the cores."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -121,7 +121,7 @@ def started_trl(python: Path, job: Job, folder: Path, processes: int) -> Iterato
     def _start(rank: int) -> "subprocess.Popen[str]":
         pipe = subprocess.DEVNULL if rank else subprocess.PIPE
         return subprocess.Popen(
-            [str(python), "-W", "ignore", "-m", "bench.trl_loop", str(folder)],
+            [sys.executable, "-W", "ignore", "-m", "bench.trl_loop", str(folder)],
             cwd=ROOT,
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=pipe,
@@ -150,15 +150,14 @@ def started_trl(python: Path, job: Job, folder: Path, processes: int) -> Iterato
 
 
 def measure(
-    config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
+    config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path, trl: Trl, iterations: int
 ) -> Laps:
     """Run our iterations and TRL's alternately."""
     settings, ours, of_trl = build.iteration_settings(config), [], []
     with components(config, ready, device, folder) as parts, PeakMemory() as memory:
         for number in range(1, iterations + 1):
             ours.append(run_lap(parts, settings, number))
-            if trl:
-                of_trl.append(trl())
+            of_trl.append(trl())
     return Laps(ours[1:], of_trl[1:], memory.peak)
 
 
@@ -206,23 +205,18 @@ def main(quick: bool, model: Path | None) -> None:
     pretrained = {} if model is None else {**PRETRAINED, "model.path": str(model.resolve())}
     config, goals = recipe({**fields, **pretrained}), FORMS if model is None else PRETRAINED_FORMS
     iterations = (3 if quick else 6) if model is None else (2 if quick else 4)
-    python = Path(os.environ.get("BENCH_PYTHON", ROOT / ".venv-bench" / "bin" / "python"))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = stack.enter_context(connect(config, "bench"))
         ready = stack.enter_context(open_model_and_task(config))
         config = ready.config
-        trl = None
-        if python.exists():
-            job = job_of(config, ready.model, ready.task, len(goals) * iterations)  # alternates with each of our forms
-            trl = stack.enter_context(started_trl(python, job, folder / "trl", CORES if model is None else 1))
+        job = job_of(config, ready.model, ready.task, len(goals) * iterations)  # alternates with each of our forms
+        trl = stack.enter_context(started_trl(job, folder / "trl", CORES if model is None else 1))
         forms = {
             form: measure(changed(config, fields), ready, device, folder, trl, iterations)
             for form, (_, fields) in goals.items()
         }
-    if not python.exists():
-        print(f"TRL is left out: no {python} (`make bench` prepares it)")
-    checks = [*(compared(forms, goals) if trl else []), *profile(forms, memory=model is not None)]
+    checks = [*compared(forms, goals), *profile(forms, memory=model is not None)]
     settings = {
         "model": "the demo's starter" if model is None else model.name,
         "iterations": iterations,

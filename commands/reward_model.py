@@ -7,98 +7,44 @@ task are never trained on.
 
 from argparse import Namespace
 from collections import defaultdict
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from commands.options import configuration
-from commands.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
-from commands.supervised_rows import hold_out, read_dialogues, supervised_model
-from core.config import Config, RewardModelConfig
+from commands.supervised import Row, Rows, hold_out, read_dialogues, supervise
+from core.config import Config, Device, RewardModelConfig
 from core.errors import DataError
-from core.records import FloatArray
 from core.seeds import derive
-from learner.packing.examples import Pair, pair_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.dialogue.reward_model import Scale
+from tasks.dialogue.reward_model import RewardScorer, Scale
 from tasks.kinds import asked_prompts, evaluation_prompts
-from tasks.pass_at_k import Estimate, share
+from tasks.pass_at_k import share
 from tasks.problems import prompt_digest
 from trainer.model.files import load_tokenizer
-
-Reals = npt.NDArray[np.float64]
-
-
-def pair_scores(batches: Batches, outputs: Outputs) -> Reals:
-    """[N, 2] scores of the chosen and the rejected dialogues, in no particular order."""
-    found: list[FloatArray] = []
-    for own, measured in zip(batches, outputs, strict=True):
-        for batch, scores in zip(own, measured, strict=True):
-            found.append(scores.reshape(2, -1).T[batch.weights > 0])  # filler rows have weight 0
-    return np.concatenate(found, dtype=np.float64)
-
-
-def measure_pairs(batches: Batches, outputs: Outputs) -> Numbers:
-    """Accuracy with its interval, loss and mean margin on the held-out pairs."""
-    margins = np.diff(pair_scores(batches, outputs)[:, ::-1], axis=1)[:, 0]
-    right = accuracy(margins)
-    return {
-        "held_out_accuracy": right.mean,
-        "held_out_accuracy_low": right.low,
-        "held_out_accuracy_high": right.high,
-        "held_out_loss": float(np.mean(np.logaddexp(0.0, -margins))),
-        "held_out_margin": float(margins.mean()),
-        "held_out_pairs": len(margins),
-    }
-
-
-def describe_accuracy(numbers: Numbers) -> str:
-    """The accuracy on held-out pairs as text; empty if it was not measured."""
-    if "held_out_accuracy" not in numbers:
-        return ""
-    mean, low, high = (100 * numbers[f"held_out_accuracy{end}"] for end in ("", "_low", "_high"))
-    pairs, loss = numbers["held_out_pairs"], numbers["held_out_loss"]
-    return f"accuracy {mean:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {pairs} pairs, loss {loss:.4f}"
-
-
-def save_scale(batches: Batches, outputs: Outputs, directory: Path) -> None:
-    """Write the mean and deviation of the held-out scores, which normalise rewards."""
-    scores = pair_scores(batches, outputs)
-    right = accuracy(scores[:, 0] - scores[:, 1])
-    known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
-    scale = Scale(float(scores.mean()), max(float(scores.std()), 1e-6), lowest=float(scores.min()))
-    scale.save(directory, known)
-
-
-def accuracy(margins: Reals) -> Estimate:
-    """Share of pairs whose chosen dialogue has the higher score; equal scores count half."""
-    right = (margins > 0) + 0.5 * (margins == 0)
-    return share(right.tolist())
 
 
 def train_reward_model(options: Namespace) -> int:
     """`launch.py reward-model`: start a new run, or with --resume continue an earlier one from its last checkpoint."""
-    if options.resume is not None:
-        return resume_supervised(Path(options.resume), options.fields, reward_job)
-    return begin_supervised(configuration(options), reward_job, "reward-model")
+    return supervise(options, "reward_model", pair_rows, measure_scale)
 
 
-def reward_job(config: Config) -> SupervisedJob:
-    """The model and the pairs. Raises ModelError, DataError, ConfigError."""
-    settings = config.reward_model
-    if not settings.pairs:
-        raise DataError("reward_model.pairs is empty: name a file or data set of preference pairs")
-    model, config = supervised_model(config, "reward_model", dialogues=2)
-    train, held_out = load_pairs(config, model)
-    print(f"{len(train)} pairs to learn, {len(held_out)} held out")
-    batches = partial(pair_batches, budget=config.learner.micro_batch_tokens or 0, ranks=config.learner.ranks)
-    return SupervisedJob(
-        model, config, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale
+def measure_scale(folder: Path, held_out: Sequence[Row], device: Device) -> None:
+    """Score the held-out pairs with the saved model. Write the mean and deviation, which normalise rewards, and print
+    the share of pairs whose chosen dialogue has the higher score (equal scores count half)."""
+    scorer = RewardScorer(str(folder), device=device)
+    scores = np.array(
+        [scorer.score_tokens([row[side] for row in held_out]) for side in ("chosen_ids", "rejected_ids")], np.float64
     )
+    margins = scores[0] - scores[1]
+    right = share(((margins > 0) + 0.5 * (margins == 0)).tolist())
+    known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
+    scale = Scale(float(scores.mean()), max(float(scores.std()), 1e-6), lowest=float(scores.min()))
+    scale.save(folder, known)
+    mean, low, high = (100 * value for value in (right.mean, right.low, right.high))
+    print(f"held out: accuracy {mean:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {right.problems} pairs")
 
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
@@ -130,23 +76,24 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str:
     return ""
 
 
-def load_pairs(config: Config, model: str) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs. Raises DataError."""
-    settings, tokenizer = config.reward_model, load_tokenizer(model)
+def pair_rows(config: Config, model: str, most: int) -> Rows:
+    """Training and held-out pairs with sides of at most `most` tokens. Raises DataError."""
+    settings = config.reward_model
+    if not settings.pairs:
+        raise DataError("reward_model.pairs is empty: name a file or data set of preference pairs")
+    tokenizer = load_tokenizer(model)
     rows, wrong = preferences(settings)
     print(*(f"{settings.pairs}: {line}" for line in wrong), sep="\n", end="\n" * bool(wrong))
     unseen = evaluation_prompts(config.task, derive(config.run.seed, "task"))
     evaluated = set()
-    by_prompt: dict[str, list[Pair]] = {}
+    by_prompt: dict[str, list[Row]] = {}
     for row in rows:
-        pair = Pair(
-            *(np.array(chat.encode_dialogue(tokenizer, messages, where).ids, np.int32) for where, messages in row)
-        )
-        asked = [prompt_digest(chat.dialogue_text(messages[:-1])) for _, messages in row]
+        chosen, rejected = (chat.encode_dialogue(tokenizer, messages, where).ids for where, messages in row)
+        asked = prompt_digest(chat.dialogue_text(row[0][1][:-1]))
         if any(not unseen.isdisjoint(asked_prompts(messages)) for _, messages in row):
-            evaluated.update(asked)
-        if pair.width <= settings.max_tokens and not np.array_equal(pair.chosen, pair.rejected):
-            by_prompt.setdefault(asked[-1], []).append(pair)
+            evaluated.add(asked)
+        if max(len(chosen), len(rejected)) <= most and chosen != rejected:
+            by_prompt.setdefault(asked, []).append({"chosen_ids": chosen, "rejected_ids": rejected})
     kept = sum(map(len, by_prompt.values()))
-    left_out = f"{len(rows) - kept} of {len(rows)} pairs left out: over reward_model.max_tokens, or equal sides"
-    return hold_out(config, "reward_model", settings.pairs, by_prompt, evaluated, left_out)
+    print(f"{settings.pairs}: {len(rows) - kept} of {len(rows)} pairs left out: over {most} tokens, or equal sides")
+    return hold_out(config, settings.pairs, by_prompt, evaluated)

@@ -1,170 +1,289 @@
-"""A supervised training run. Invariant: rows of a step depend on its number and the seed, so a resumed run repeats."""
+"""What `sft` and `reward-model` share: a run of TRL's trainer on our rows, which leaves a Hugging Face folder.
+
+Invariants: held-out rows and evaluation prompts are never trained on; nothing of a run is written for bad input.
+"""
 
 import json
-import shutil
+import math
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, get_type_hints
 
-from core.config import Config, RewardModelConfig, SupervisedConfig
-from core.errors import CheckpointError, ConfigError, DivergenceError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from commands.options import configuration
+from core.config import Config, Device, task_title
+from core.errors import CheckpointError, ConfigError, DataError, DivergenceError, first_line
 from core.load import dump_config, load_config
-from core.plan import supervised_placement
-from core.records import FloatArray
-from core.run_directory import RunDirectory, keep_lines, open_log, write_atomically, write_versions
-from core.seeds import generator
+from core.machine import this_machine
+from core.plan import choose_device
+from core.run_directory import (
+    RunDirectory,
+    keep_lines,
+    open_log,
+    open_to_readers,
+    write_atomically,
+    write_versions,
+)
+from core.sections.base import closest
+from core.seeds import derive
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Messages
+from tasks.sources import load_rows, missing_column
+from tasks.starter import resolve_model
 from trainer import checkpoint
+from trainer.model.automatic import resolved_type
+from trainer.model.files import check_vocabulary, inspect_model, load_tokenizer
+from trainer.model.gguf import model_folder
 
-if TYPE_CHECKING:
-    from learner.supervised_group import SupervisedGroup
-
-Numbers = dict[str, float]
-Batches = Sequence[Sequence[Any]]  # [rank][micro-batch]
-Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised_group`
-LINES = 20  # number of progress lines of a run
+SectionName = Literal["sft", "reward_model"]
+Row = dict[str, list[int]]
+"""A row as TRL reads it: `input_ids` and `labels` (-100: no loss), or `chosen_ids` and `rejected_ids`."""
+HELD_OUT = 128
+"""Most rows that are held out; of fewer than ten times as many it is a tenth."""
+UNPRINTED = ("_runtime", "_per_second", "_flos")
+"""Ends of the names of numbers that are only written."""
+OURS: Mapping[str, str] = {
+    "output_dir": "run.root and run.name",
+    "resume_from_checkpoint": "--resume",
+    "save_total_limit": "run.keep_checkpoints",
+    "seed": "run.seed",
+    "use_cpu": "cluster.device",
+}
+"""TRL's arguments that follow from other fields or options."""
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedJob:
-    """A model, the rows that it is trained on, and what is measured on the held-out ones."""
+class Rows:
+    """The rows of a command."""
 
-    model: str  # Hugging Face directory or name
-    config: Config  # without `auto` in what supervised training reads
-    settings: SupervisedConfig
-    train: Sequence[Any]
-    held_out: Sequence[Any]
-    batches: Callable[[Sequence[Any]], Batches]  # of rows
-    measure: Callable[[Batches, Outputs], Numbers]  # by name
-    describe: Callable[[Numbers], str]  # empty when nothing was measured
-    save: Callable[[Batches, Outputs, Path], None] | None = None  # writes further files into the model's folder
+    train: Sequence[Row]
+    held_out: Sequence[Row]
 
 
-MakeJob = Callable[[Config], SupervisedJob]
+Read = Callable[[Config, str, int], Rows]
+"""Reads the rows of a recipe for a model; longer ones than so many tokens are left out."""
 
 
-def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
-    """Start a new run. Returns the exit status."""
-    run = RunDirectory.create(config.run.root, config.run.name, recipe)
+def supervise(
+    options: Namespace, section: SectionName, read: Read, finish: Callable[[Path, Sequence[Row], Device], None]
+) -> int:
+    """Start a new run, or with --resume continue one from TRL's last checkpoint. `finish` gets the model's folder and
+    the held-out rows. Returns the exit status."""
+    if options.resume is None:
+        config = configuration(options)
+        run = RunDirectory.create(config.run.root, config.run.name, section.replace("_", "-"))
+    elif options.fields:
+        raise ConfigError(f"--resume uses the run's own configuration; leave out {options.fields[0]}")
+    else:
+        run = RunDirectory.open(Path(options.resume))
+        config = load_config(run.config)
     with run.lock():
-        job = make_job(config)  # raises for bad input before anything is written
-        run.clear()
-        write_atomically(run.config, dump_config(job.config))
-        return _supervise(job, run, None)
-
-
-def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
-    """Continue from the last checkpoint. Raises ConfigError for any option: rows depend on the configuration."""
-    if options:
-        raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
-    run = RunDirectory.open(path)
-    with run.lock():
-        config, resumed = load_config(run.config), checkpoint.latest(run)
-        checkpoint.check_digests(resumed)
-        if "step" not in json.loads((resumed / "progress.json").read_text()):
-            raise CheckpointError(f"{path} is a run of `launch.py train`; resume it with that command")
-        return _supervise(make_job(config), run, resumed)
-
-
-def _supervise(job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:
-    from learner.supervised_group import NextToken, Preference, SupervisedGroup
-    from trainer.cluster import connect
-
-    config = job.config
-    objective = Preference if isinstance(job.settings, RewardModelConfig) else NextToken
-    cpus, gpus = config.cluster.learner_cpus, config.cluster.learner_gpus
-    with open_log(run), connect(config, run.name, supervised_placement) as device:
-        write_versions(run)
-        kind = config.model.dtype
-        group = SupervisedGroup(objective, job.model, config.learner, dtype=kind, device=device, cpus=cpus, gpus=gpus)
-        with closing(group):
-            take_steps(group, job, config, run, resumed)
-            with checkpoint.replacing(run.policy) as folder:
-                export_model(group, job, folder)
+        resumed = None if options.resume is None else last_checkpoint(run, section)
+        device = _device(config)
+        model, config, context = _model(config, device)
+        arguments = trl_arguments(config, section, run, device, context)
+        rows = read(config, model, arguments.max_length)
+        print(f"{len(rows.train)} rows to learn, {len(rows.held_out)} held out")
+        if resumed is None:
+            run.clear()
+            write_atomically(run.config, dump_config(config))
+        with open_log(run), checkpoint.replacing(run.policy) as folder:
+            write_versions(run)
+            arguments.eval_on_start = resumed is None and arguments.eval_on_start
+            _train(section, model, config, arguments, rows, run, resumed, folder)
+            finish(folder, rows.held_out, device)
+            open_to_readers(folder)
     print(f"model   {run.policy}\nnumbers {run.metrics}")
     return 0
 
 
-def export_model(group: "SupervisedGroup", job: SupervisedJob, folder: Path) -> None:
-    """Write the model in Hugging Face format, and the job's further files."""
-    group.export(folder)
-    if job.save:
-        batches = job.batches(job.held_out)
-        job.save(batches, group.measure(batches), folder)
+def _device(config: Config) -> Device:
+    """Where TRL trains, in this process. Raises ConfigError for a GPU that is not here."""
+    device = choose_device(config.cluster, lambda: this_machine().gpus > 0)
+    if device == "cuda" and not this_machine().gpus:
+        raise ConfigError("cluster.device = cuda: this machine has no GPU; set it to cpu, or run the command on one")
+    if device == "cuda":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # TRL refuses several in one process
+    return device
 
 
-def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
-    """Measure on the held-out rows: name -> value."""
-    batches = job.batches(job.held_out)
-    return job.measure(batches, group.measure(batches))
+def trl_arguments(config: Config, section: SectionName, run: RunDirectory, device: Device, context: int) -> Any:
+    """TRL's arguments: ours, and over them the recipe's; `max_length` is within the model's context. Raises ConfigError
+    that names a wrong one."""
+    try:
+        from trl import RewardConfig, SFTConfig
+    except ImportError as error:
+        raise ConfigError(
+            f"TRL cannot be imported ({first_line(error)}); run `make setup`, or install requirements/cpu.txt"
+        ) from error
+    kind = RewardConfig if section == "reward_model" else SFTConfig
+    given = _checked(getattr(config, section).arguments, f"{section}.arguments", kind)
+    own = {
+        "output_dir": str(run.checkpoints),
+        "seed": derive(config.run.seed, "supervised") % 2**32,
+        "save_total_limit": config.run.keep_checkpoints,
+        "use_cpu": device == "cpu",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "eval_on_start": True,
+        "bf16": config.model.dtype == "bfloat16",
+    }
+    if (given.get("max_length") or 0) > context:
+        raise ConfigError(
+            f"{section}.arguments.max_length = {given['max_length']}, but the model's context is {context} tokens; "
+            "lower it"
+        )
+    try:
+        made = kind(**own | given)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(f"{section}.arguments: {first_line(error)}") from error
+    made.max_length = min(made.max_length or context, context)
+    return made
 
 
-def take_steps(
-    group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
+def _checked(given: Mapping[str, Any], where: str, kind: Any) -> dict[str, Any]:
+    """The arguments of the recipe as the types of TRL's class `kind`. Raises ConfigError that names a wrong one."""
+    types, names = get_type_hints(kind), {field.name for field in fields(kind)}
+    for name in given:
+        if name in OURS:
+            raise ConfigError(f"{where}.{name} cannot be set; use {OURS[name]}")
+        if name not in names:
+            raise ConfigError(f"{where}.{name}: TRL's {kind.__name__} has no such argument{closest(name, names)}")
+    found = {}
+    for name, value in given.items():
+        try:
+            adapter = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
+            found[name] = adapter.validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{where}.{name} = {value!r}: {error.errors()[0]['msg']}") from None
+    return found
+
+
+def last_checkpoint(run: RunDirectory, section: SectionName) -> Path:
+    """TRL's newest complete checkpoint of the run. Raises CheckpointError when there is none of this command."""
+    if checkpoint.saved(run) is not None:
+        raise CheckpointError(f"{run.path} is a run of `launch.py train`; resume it with that command")
+    states = run.checkpoints.glob("checkpoint-*/trainer_state.json")  # the file that is written last
+    found = sorted((file.parent for file in states), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    if not found:
+        raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
+    classifier = "SequenceClassification" in (found[-1] / "config.json").read_text(encoding="utf-8")
+    if classifier != (section == "reward_model"):
+        command = "reward-model" if classifier else "sft"
+        raise CheckpointError(f"{run.path} is a run of `launch.py {command}`; resume it with that command")
+    return found[-1]
+
+
+def _model(config: Config, device: Device) -> tuple[str, Config, int]:
+    """Check model.path: its directory or hub name, the configuration with the type of its weights, and its context in
+    tokens. Raises ModelError, ConfigError."""
+    if config.learner.lora_rank:
+        raise ConfigError(
+            f"learner.lora_rank = {config.learner.lora_rank}: supervised training trains all weights; set it to 0 for "
+            "this command"
+        )
+    path = model_folder(config.model.path, "model.path")
+    model = resolve_model(path, config.starter, config.task, config.run.seed)
+    info = inspect_model(model)
+    check_vocabulary(model, info, load_tokenizer(model))
+    config, notes = resolved_type(config, info, this_machine(), device)
+    print(*(note.text for note in notes), sep="\n", end="\n" * bool(notes))
+    return model, config, info.context
+
+
+def _train(
+    section: SectionName,
+    model: str,
+    config: Config,
+    arguments: Any,
+    rows: Rows,
+    run: RunDirectory,
+    resumed: Path | None,
+    folder: Path,
 ) -> None:
-    """All steps after the checkpoint `resumed`. DivergenceError after `MOST_SKIPPED` skipped in a row."""
-    from learner.group import MOST_SKIPPED
-    from learner.state import learning_rate
+    """Train, measure on the held-out rows, and write model and tokenizer. Raises ConfigError, DivergenceError."""
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from transformers import PrinterCallback
+    from transformers.utils.logging import disable_progress_bar
+    from trl import RewardTrainer, SFTTrainer
 
-    settings, rows = job.settings, len(job.train)
-    total, first, skipped, begun = settings.epochs * steps_per_epoch(rows, settings.batch_size), 0, 0, time.monotonic()
+    disable_progress_bars()
+    disable_progress_bar()
+    kind = RewardTrainer if section == "reward_model" else SFTTrainer
+    data = {"train_dataset": Dataset.from_list(rows.train), "eval_dataset": Dataset.from_list(rows.held_out)}
+    try:
+        trainer = kind(model, arguments, **data, processing_class=load_tokenizer(model), callbacks=[_recorder(run)])
+    except ValueError as error:
+        raise ConfigError(f"{section}.arguments: TRL refuses them: {first_line(error)}") from error
+    trainer.remove_callback(PrinterCallback)
     if resumed is not None:
-        group.restore(resumed)
-        first = int(json.loads((resumed / "progress.json").read_text())["step"])
-    keep_lines(run.metrics, "step", first or -1)  # -1: a new run repeats 0, too
-    if not first:
-        _note(run, {"step": 0} | held_out_numbers(group, job), job, total)
-    for step in range(first, total):
-        number, last = step + 1, step + 1 == total
-        rate = learning_rate(settings.lr, step, settings.warmup_steps, total, settings.schedule)
-        chosen = [job.train[row] for row in rows_of_step(config.run.seed, step, rows, settings.batch_size)]
-        done = group.step(job.batches(chosen), rate)
-        skipped = 0 if done.applied else skipped + 1
-        if skipped >= MOST_SKIPPED:
-            raise DivergenceError(f"step {number}: {skipped} steps in a row had a NaN or Inf; lower the learning rate")
-        numbers: Numbers = {"step": number, "loss": done.loss, "rate": rate, "grad_norm": done.grad_norm}
-        if last or (settings.evaluate_every and number % settings.evaluate_every == 0):
-            numbers |= held_out_numbers(group, job)
-        _note(run, numbers | {"seconds": time.monotonic() - begun}, job, total)
-        if last or number % settings.checkpoint_every == 0:
-            _save(group, run, number, config.run.keep_checkpoints)
+        keep_lines(run.metrics, "step", int(resumed.name.rpartition("-")[2]))
+    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    loss = trainer.evaluate()["eval_loss"]
+    if not math.isfinite(loss):
+        raise DivergenceError(f"the held-out loss is {loss}; lower {section}.arguments.learning_rate")
+    trainer.model.config.use_cache = True  # TRL trains without
+    trainer.model.to(getattr(torch, config.model.dtype))
+    trainer.save_model(str(folder))
+    (folder / "training_args.bin").unlink()  # paths of this machine
 
 
-def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """Optimizer steps of one pass; the last one may have fewer rows."""
-    return -(-rows // batch_size)
+def _recorder(run: RunDirectory) -> Any:
+    """A callback that writes TRL's numbers into metrics.jsonl and prints them."""
+    from transformers import TrainerCallback
+
+    begun = time.monotonic()
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        """A line for everything that TRL logs."""
+
+        def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
+            """Write the numbers with the optimizer steps and seconds so far."""
+            line = {"step": state.global_step, **logs, "seconds": time.monotonic() - begun}
+            with run.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in logs.items() if not name.endswith(UNPRINTED))
+            print(f"step {state.global_step}/{state.max_steps}: {shown}", flush=True)
+
+    return Recorder()
 
 
-def rows_of_step(seed: int, step: int, rows: int, batch_size: int) -> list[int]:
-    """Row numbers of a step: a new order every epoch, each row once per epoch.
-
-    >>> sorted(rows_of_step(0, 0, 5, 3) + rows_of_step(0, 1, 5, 3))
-    [0, 1, 2, 3, 4]
-    """
-    epoch, at = divmod(step, steps_per_epoch(rows, batch_size))
-    permutation = generator(seed, "supervised", epoch).permutation(rows)
-    return [int(row) for row in permutation[at * batch_size : (at + 1) * batch_size]]
-
-
-def _note(run: RunDirectory, numbers: Numbers, job: SupervisedJob, total: int) -> None:
-    """Write the numbers of a step. Print them if held-out rows were measured or a progress line is due."""
-    with run.metrics.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(numbers) + "\n")
-    step = int(numbers["step"])
-    measured = job.describe(numbers)
-    if measured or step % max(1, total // LINES) == 0:
-        loss = f", loss {numbers['loss']:.3f}" if "loss" in numbers else ""
-        print(f"step {step}/{total}{loss}{', held out: ' + measured if measured else ''}", flush=True)
+def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
+    """The dialogues of each row, one per column, with its place in the file. `columns`: by field. Raises DataError."""
+    found = []
+    for number, row in enumerate(load_rows(path, split), 1):
+        if missing := missing_column(row, columns.items(), f"{path}: row {number}"):
+            raise DataError(missing)
+        places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
+        found.append([(where, chat.read_messages(row[column], where)) for column, where in places])
+    return found
 
 
-def _save(group: "SupervisedGroup", run: RunDirectory, step: int, keep: int) -> None:
-    final = run.checkpoints / f"{step:06d}"
-    with checkpoint.replacing(final) as temporary:
-        group.save(temporary)
-        write_atomically(temporary / "progress.json", json.dumps({"step": step}))
-        checkpoint.write_digests(temporary)
-    write_atomically(run.checkpoints / "latest", final.name)
-    for old in checkpoint.superfluous(run, step, keep):
-        shutil.rmtree(old)
+def hold_out(config: Config, path: str, rows: Mapping[str, Sequence[Row]], evaluated: Set[str]) -> Rows:
+    """Training rows and held-out ones, those with the smallest keys, for any seed and order. `rows` of one key (a hash)
+    stay together; keys in `evaluated` are not trained on. Raises DataError when no training row is left."""
+    ordered = [(key, row) for key in sorted(rows) for row in rows[key]]
+    count = min(HELD_OUT, -(-len(ordered) // 10))
+    last = ordered[count - 1][0] if ordered else ""  # the other rows of the last held-out key are held out too
+    held_out = [row for key, row in ordered if key <= last]
+    learned = [row for key, row in ordered if key > last and key not in evaluated]
+    skipped = len(ordered) - len(held_out) - len(learned)
+    if not learned and skipped:
+        raise DataError(
+            f"{path}: every row that is not held out is an evaluation problem of task {task_title(config.task)}; lower "
+            f"task.eval_problems or give other rows"
+        )
+    if not learned:
+        raise DataError(
+            f"{path}: {len(ordered)} rows can be trained on, and {len(held_out)} of them are held out; give more rows, "
+            "or raise max_length in the section's arguments"
+        )
+    if skipped:
+        print(f"{path}: {skipped} rows not learned: they are evaluation problems of task {task_title(config.task)}")
+    return Rows(learned, held_out)

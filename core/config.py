@@ -12,7 +12,7 @@ from core.sections.base import Count, NonNegative, Positive, Section, Whole, one
 from core.sections.learner import LearnerConfig, ResolvedLearner
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import ResolvedRollout, RolloutConfig
-from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
+from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig
 from core.sections.tasks import (
     CodeConfig,
     Columns,

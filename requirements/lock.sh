@@ -16,8 +16,8 @@ extra() { # extra NAME: the packages of an extra alone
 }
 CPU_OPTIONS=${CPU_OPTIONS:---torch-backend cpu}
 # shellcheck disable=SC2086
-compile ../pyproject.toml cpu.txt --extra cpu --excludes excludes.txt -c constraints.txt $CPU_OPTIONS
-compile ../pyproject.toml gpu.txt --extra gpu --python-platform x86_64-manylinux_2_28
+compile ../pyproject.toml cpu.txt --extra cpu --extra trl --excludes excludes.txt -c constraints.txt $CPU_OPTIONS
+compile ../pyproject.toml gpu.txt --extra gpu --extra trl --python-platform x86_64-manylinux_2_28
 for extra in dev reasoning games verifiers; do
     # shellcheck disable=SC2086
     extra $extra | compile - $extra.txt -c cpu.txt $CPU_OPTIONS

@@ -32,7 +32,6 @@ ADAPTERS = {
     "learner/distributed/engine.py",
     "learner/group.py",
     "learner/distributed/ranks.py",
-    "learner/supervised_group.py",
     "learner/distributed/worker.py",
     "replay/store.py",
     "tasks/dialogue/reward_actor.py",

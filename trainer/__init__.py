@@ -1,1 +1,1 @@
-"""The training loop and its support: starts, sessions, checkpoints, metrics, evaluation, supervised runs."""
+"""The training loop and its support: starts, sessions, checkpoints, metrics, evaluation."""

@@ -188,7 +188,7 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig,
     if not named_address(found.cluster):
         check_machine(found, machine, device)
     of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])
-    estimate = Note(iteration_estimate(found, info, device, critic(found)), "reinforcement")
+    estimate = Note(iteration_estimate(found, info, device, critic(found)), "training")
     return found, [*of_data, *notes, *warnings_of(found, task.left_out), estimate]
 
 

@@ -241,6 +241,10 @@ def saved(run: RunDirectory) -> int | None:
 def latest(run: RunDirectory) -> Path:
     """The newest complete checkpoint. Raises CheckpointError when there is none."""
     iteration = saved(run)
+    if iteration is None and next(run.checkpoints.glob("checkpoint-*"), None):
+        raise CheckpointError(
+            f"{run.path} is a run of `launch.py sft` or `reward-model`; resume it with the command that began it"
+        )
     if iteration is None:
         raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
     path = run.checkpoints / f"{iteration:06d}"
@@ -253,9 +257,7 @@ def progress_of(path: Path) -> RunProgress:
     """The progress of the run when the checkpoint was written."""
     found = _read_json(path / "progress.json")
     if "iteration" not in found:
-        raise CheckpointError(
-            f"{path}: of `launch.py sft` or `launch.py reward-model`; resume it with the command that began it"
-        )
+        raise CheckpointError(f"{path / 'progress.json'}: it names no iteration; {_another(path)}")
     return RunProgress(**found)
 
 

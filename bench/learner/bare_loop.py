@@ -10,20 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.packing.assign import assign_padded
-from learner.packing.batch import Row, right_padded
+from learner.packing.batch import Row
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Rows one below the other: tokens [B, T]; positions [N] of the states before scored tokens, in B * T; targets [N]."""
 
 
 def padded_batches(rows: Sequence[Row], budget: int) -> list[Batch]:
-    """The micro-batches of some rows; `budget`: tokens of one, padding included."""
-    batches = []
-    for group in assign_padded([len(row.tokens) for row in rows], budget, 1)[0]:
-        members = [rows[i] for i in group]
-        tokens = right_padded([row.tokens for row in members])
-        width = tokens.shape[1]
+    """The micro-batches of some rows, the longest first; `budget`: tokens of one, padding included."""
+    batches, left = [], sorted(rows, key=lambda row: -len(row.tokens))
+    while left:
+        width = len(left[0].tokens)
+        members = left[: max(1, budget // width)]
+        del left[: len(members)]
+        tokens = np.zeros((len(members), width), np.int64)
+        for b, row in enumerate(members):
+            tokens[b, : len(row.tokens)] = row.tokens
         places = [np.arange(row.context - 1, len(row.tokens) - 1) + b * width for b, row in enumerate(members)]
         targets = np.concatenate([row.tokens[row.context :] for row in members]).astype(np.int64)
         batches.append((torch.from_numpy(tokens), torch.from_numpy(np.concatenate(places)), torch.from_numpy(targets)))

@@ -1,38 +1,15 @@
 """Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as
 judge."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from core.sections.base import Count, NonNegative, Positive, Section, Whole
+from core.sections.base import NonNegative, Options, Section
 
 
-class SupervisedConfig(Section):
-    """The fields that both share. Ranks, ZeRO stage, tokens per pass and clipping come from the section learner."""
-
-    epochs: Count = 1
-    """Passes over the rows."""
-    batch_size: Count = 32
-    """Rows per optimizer step."""
-    lr: Positive = 1e-5
-    """Peak learning rate."""
-    warmup_steps: Whole = 0
-    """Optimizer steps of linear learning-rate warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Learning rate after the warm-up."""
-    max_tokens: Annotated[int, Field(ge=2)] = 512
-    """Longest row in tokens; longer ones are left out, and counted."""
-    eval_rows: Count = 128
-    """Rows held out of the data to measure on."""
-    evaluate_every: Whole = 50
-    """Steps between measurements on the held-out rows; 0: only before the first and after the last."""
-    checkpoint_every: Count = 200
-    """Steps between checkpoints; the last step always has one."""
-
-
-class SftConfig(SupervisedConfig):
-    """Supervised fine-tuning of model.path (`launch.py sft`)."""
+class SftConfig(Section):
+    """Supervised fine-tuning of model.path (`launch.py sft`) by TRL's SFTTrainer."""
 
     path: str = ""
     """Dialogues: .jsonl, .parquet, directory or hub name, with a column of messages; empty: the task's solutions."""
@@ -40,6 +17,9 @@ class SftConfig(SupervisedConfig):
     """Split of a Hugging Face data set."""
     column: str = "messages"
     """Column of the messages: a list of objects with role and content, or a text of turns."""
+    arguments: Options = Field({})
+    """Arguments of TRL's SFTConfig by name: learning_rate, num_train_epochs, per_device_train_batch_size, max_length
+    (longer rows are left out, and counted), ..."""
 
 
 class LanguageJudgeConfig(Section):
@@ -57,8 +37,9 @@ class LanguageJudgeConfig(Section):
     """What makes a response good, in words that go into the question."""
 
 
-class RewardModelConfig(SupervisedConfig):
-    """The reward model of the task dialogue: its training (`launch.py reward-model`) and its service."""
+class RewardModelConfig(Section):
+    """The reward model of the task dialogue: its training (`launch.py reward-model`, by TRL's RewardTrainer) and its
+    service."""
 
     path: str = ""
     """Reward model of the task dialogue: a run of `launch.py reward-model`, or a sequence classifier with one label."""
@@ -73,6 +54,8 @@ class RewardModelConfig(SupervisedConfig):
     """Column of the preferred dialogue: messages, or a text of turns."""
     rejected: str = "rejected"
     """Column of the other dialogue."""
+    arguments: Options = Field({})
+    """Arguments of TRL's RewardConfig by name, as in sft.arguments."""
     gpus: NonNegative = 0.0
     """GPUs (or a share of one) that the reward model's actor reserves on device cuda."""
     judge: LanguageJudgeConfig = LanguageJudgeConfig()

@@ -23,12 +23,10 @@ GRACE_SECONDS = 5.0
 class Ranks:
     """The Ray actors "learner-rank-I", and calls of methods of `RankWorker` on them."""
 
-    def __init__(
-        self, config: LearnerConfig, *, device: Device, cpus: float, gpus: float, worker: type[RankWorker] = RankWorker
-    ) -> None:
+    def __init__(self, config: LearnerConfig, *, device: Device, cpus: float, gpus: float) -> None:
         self._deadline = config.deadline
         taken = set(ray.util.list_named_actors())
-        actor = ray.remote(worker)
+        actor = ray.remote(RankWorker)
         self._actors = [
             actor.options(
                 name=_free_name(f"learner-rank-{rank}", taken),

@@ -1,4 +1,4 @@
-"""Policy, critic and reward model around Hugging Face models. Invariants: [B, T, V] logits never exist (states before
+"""Policy and critic around Hugging Face models. Invariants: [B, T, V] logits never exist (states before
 scored tokens are projected, in chunks); a value is that of the state *before* a token; there is no dropout."""
 
 from pathlib import Path
@@ -12,7 +12,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -113,22 +112,6 @@ class SharedModel(PolicyModel):
         return logprobs[line.copies], entropy[line.copies], values
 
 
-class RewardModel(nn.Module):
-    """A sequence classifier with one label. Its output at the last token that is not padding is the score of the
-    dialogue. The Hugging Face class finds that token, so the score is the same wherever the saved model is loaded."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Scores [B] fp32 of the dialogues tokens[b, :lengths[b]] ([B, T], right-padded)."""
-        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        padded = tokens.masked_fill(~real, self.model.config.pad_token_id)
-        scores: Tensor = self.model(input_ids=padded, attention_mask=real.long(), use_cache=False).logits
-        return scores[:, 0].float()
-
-
 def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> PolicyModel:
     """The policy from a Hugging Face directory or name. Raises ModelError when it cannot be read, or is not supported."""
     return PolicyModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora))
@@ -159,17 +142,6 @@ def is_reward_model(config: PretrainedConfig) -> bool:
     return config.num_labels == 1 and any(name.endswith("ForSequenceClassification") for name in names)
 
 
-def load_reward(path: str, dtype: torch.dtype) -> RewardModel:
-    """The reward model from a classifier, or from a causal language model with a new head. Raises ModelError."""
-    config = read_config(path)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    config.num_labels = 1
-    if config.pad_token_id is None:
-        config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    options = {"config": config, "dtype": dtype}
-    return RewardModel(_pretrained(AutoModelForSequenceClassification, "a sequence classifier", path, options))
-
-
 def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None) -> PreTrainedModel:
     """A model of one of transformers' auto classes that reads lines of prefix trees, with adapters if asked for."""
     config = read_config(path)
@@ -194,7 +166,7 @@ def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any])
     return model
 
 
-def recompute_activations(module: PolicyModel | ValueModel | RewardModel) -> None:
+def recompute_activations(module: PolicyModel | ValueModel) -> None:
     """Turn on gradient checkpointing. Hugging Face models need training mode for it, which is safe without dropout."""
     inner = module.trunk if isinstance(module, ValueModel) else module.model
     inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

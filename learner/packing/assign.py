@@ -45,23 +45,6 @@ def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignmen
     return _to_ranks(np.split(np.array(order, dtype=np.int32), begins[1:]), costs, ranks)
 
 
-def assign_padded(widths: Sequence[int], budget: int, ranks: int) -> Assignment:
-    """As `assign_trees`, for rows of these widths that are padded to the widest of their micro-batch."""
-    order = np.argsort(-np.asarray(widths), kind="stable")
-    falling = np.asarray(widths)[order].tolist()
-
-    def _begins(bound: int) -> list[int]:
-        begins, at = [], 0
-        while at < len(falling):
-            begins.append(at)
-            at += max(1, bound // falling[at])
-        return begins
-
-    begins = _fewest(_begins, budget, ranks)
-    costs = [falling[i] * (j - i) for i, j in zip(begins, [*begins[1:], len(falling)], strict=True)]
-    return _to_ranks(np.split(order.astype(np.int32), begins[1:]), costs, ranks)
-
-
 def _fewest(begins_of: Callable[[int], list[int]], budget: int, ranks: int) -> list[int]:
     """The first row of each group, for the smallest bound that needs no more passes of all ranks than the budget."""
     best = begins_of(budget)

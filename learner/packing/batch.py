@@ -106,14 +106,6 @@ def merged(rows: Sequence[IntArray], scored: Sequence[IndexArray | IntArray]) ->
     return MicroBatch(tokens, depths, before[first], tokens[once], copies)
 
 
-def right_padded(rows: Sequence[IntArray]) -> IndexArray:
-    """[B, T] the rows one below the other, as wide as the longest, with 0 behind the shorter ones."""
-    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for b, row in enumerate(rows):
-        tokens[b, : len(row)] = row
-    return tokens
-
-
 def shared_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
     """Share of the rows' tokens that need not be read, because another row of the micro-batch begins with them."""
     read, whole = sum(batch.tokens.size for batch in batches), sum(len(row.tokens) for row in rows)

@@ -103,7 +103,12 @@ class RewardScorer:
 
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
         """Score of each dialogue (it ends with the assistant's turn); None if it is longer than the model's context."""
-        rows = [chat.encode_dialogue(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        return self.score_tokens(
+            [chat.encode_dialogue(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        )
+
+    def score_tokens(self, rows: Sequence[Sequence[int]]) -> list[float | None]:
+        """As `score`, of dialogues as `chat.encode_dialogue` tokenizes them."""
         scores: list[float | None] = [None] * len(rows)
         fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
         while fitting:

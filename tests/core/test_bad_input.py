@@ -253,7 +253,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("evaluate RUN --against /nowhere", "--against = /nowhere: no such directory"),
     ("train --resume /nowhere", "/nowhere is not a run"),
     ("train --resume RUN", "no checkpoint yet"),
-    ("train --resume SFT", "resume it with the command that began it"),
+    ("train --resume TAUGHT", "resume it with the command that began it"),
     ("sft --resume PPO", "is a run of `launch.py train`"),
     ("reward-model --resume PPO", "is a run of `launch.py train`"),
     ("replay /nowhere", "/nowhere is not a run"),
@@ -274,17 +274,15 @@ COMMANDS: list[tuple[str, str]] = [
 def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)  # `evaluate` makes the folder of its responses first
-    for name, progress in (
-        ("RUN", ""),
-        ("SFT", '{"step": 1}'),
-        ("PPO", '{"iteration": 1, "cursor": {}, "total_tokens": 1}'),
-    ):
+    for name, progress in (("RUN", ""), ("TAUGHT", ""), ("PPO", '{"iteration": 1, "cursor": {}, "total_tokens": 1}')):
         run = RunDirectory.create(tmp_path, name, "demo")
         run.config.write_text(yaml.safe_dump({"sft": {"path": "rows.jsonl"}}))
         if progress:
             (run.checkpoints / "000001").mkdir()
             (run.checkpoints / "000001" / "progress.json").write_text(progress)
             (run.checkpoints / "latest").write_text("000001")
+        if name == "TAUGHT":
+            (run.checkpoints / "checkpoint-1").mkdir()
         line = line.replace(name, str(run.path))
     begun, errors = time.monotonic(), io.StringIO()
     with redirect_stderr(errors), redirect_stdout(io.StringIO()):

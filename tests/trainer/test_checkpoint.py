@@ -170,7 +170,7 @@ def test_one_flipped_bit_in_any_file_is_found_and_named(run: RunDirectory, files
 def test_a_damaged_progress_is_one_line(run: RunDirectory, files: Files, text: str) -> None:
     path = save(run, files, 2)
     (path / "progress.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"progress\.json: |of `launch\.py sft`") as caught:
+    with pytest.raises(CheckpointError, match=r"progress\.json: ") as caught:
         checkpoint.progress_of(path)
     assert "\n" not in str(caught.value)
 

@@ -23,13 +23,12 @@ OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
 MOST_PASS_TOKENS = 16_384
 GPU_PASS_GIB = 8.0  # memory of the activations of a pass on a GPU: a third of a card of 24 GiB
 MOST_RUNNING = 256
-Audience = Literal["everyone", "training", "reinforcement"]
+Audience = Literal["everyone", "training"]
 NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
 
 
 class Note(NamedTuple):
-    """A line about a configuration, and who needs it: everyone, whoever trains (not an evaluation), or whoever trains
-    by rewards (not `sft` and `reward-model`, which have a rate of their own)."""
+    """A line about a configuration, and who needs it: everyone, or whoever trains (not an evaluation)."""
 
     text: str
     audience: Audience = "everyone"
@@ -60,7 +59,7 @@ def resolved(
     if rollout.max_response_tokens is None:
         why = f"a quarter more than 99 % of {solutions} canonical solutions need" if solutions else NO_SOLUTIONS
         notes.append(Note(f"rollout.max_response_tokens: {limits.response}, {why}"))
-    config, more = resolved_learner(config, info, sum(limits), machine, device)
+    config, more = _resolved_learner(config, info, sum(limits), machine, device)
     notes += more
     running = rollout.max_running
     if running is None:
@@ -74,17 +73,21 @@ def resolved(
         raise ConfigError(explain(error)) from None
 
 
-def resolved_learner(
+def resolved_type(config: Config, info: ModelInfo, machine: Machine, device: str) -> tuple[Config, list[Note]]:
+    """The part of `resolved` that supervised training needs: the type of the weights."""
+    if config.model.dtype != "auto":
+        return config, []
+    slow = device == "cpu" and not machine.bfloat16
+    dtype = "float32" if slow else info.dtype
+    why = "this CPU has no instructions for bfloat16" if dtype != info.dtype else "the checkpoint's"
+    return _with(config, "model", {"dtype": dtype}), [Note(f"model.dtype: {dtype}, {why}")]
+
+
+def _resolved_learner(
     config: Config, info: ModelInfo, longest: int, machine: Machine, device: str
 ) -> tuple[Config, list[Note]]:
-    """The part of `resolved` that supervised training needs: type, rates, tokens of a pass over rows of `longest`."""
-    notes = []
-    if config.model.dtype == "auto":
-        slow = device == "cpu" and not machine.bfloat16
-        dtype = "float32" if slow else info.dtype
-        config = _with(config, "model", {"dtype": dtype})
-        why = "this CPU has no instructions for bfloat16" if dtype != info.dtype else "the checkpoint's"
-        notes.append(Note(f"model.dtype: {dtype}, {why}"))
+    """Type, rates, tokens of a pass over rows of `longest`."""
+    config, notes = resolved_type(config, info, machine, device)
     learner = config.learner
     if learner.policy_lr is None:
         scratch = config.model.path == "starter"
@@ -92,12 +95,12 @@ def resolved_learner(
         config = _with(config, "learner", {"policy_lr": rate})
         kind = "LoRA on" if learner.lora_rank else "all weights of"
         text = f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters"
-        notes.append(Note(text, "reinforcement"))
+        notes.append(Note(text, "training"))
     if learner.value_lr is None:
         rate = HEAD_LR if learner.value_model == "shared" else OWN_CRITIC_LR * (LORA_FACTOR if learner.lora_rank else 1)
         config = _with(config, "learner", {"value_lr": rate})
         if learner.value_model != "none":
-            notes.append(Note(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic", "reinforcement"))
+            notes.append(Note(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic", "training"))
     if learner.micro_batch_tokens is None:
         tokens = pass_tokens(config, info, longest, machine, device)
         config = _with(config, "learner", {"micro_batch_tokens": tokens})

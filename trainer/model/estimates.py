@@ -33,7 +33,7 @@ def warnings_of(config: ResolvedConfig, left_out: LeftOut) -> list[Note]:
             f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside the usual range for {kind}, "
             f"{low:g} to {high:g}; set it to auto"
         )
-        notes.append(Note(text, "reinforcement"))
+        notes.append(Note(text, "training"))
     return notes
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.records import IntArray, Start
-from learner.packing.assign import Assignment, assign_padded, assign_steps, assign_steps_apart, assign_trees
+from learner.packing.assign import Assignment, assign_steps, assign_steps_apart, assign_trees
 from learner.packing.trees import line_of
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
@@ -107,17 +107,3 @@ def test_empty_micro_batches_only_when_rows_run_out() -> None:
     rows = families(3, 1, 5, 5)
     assert sorted(len(group) for groups in assign_trees(rows, 1000, 2) for group in groups) == [1, 2]
     assert sorted(len(group) for groups in assign_trees(rows[:1], 1000, 3) for group in groups) == [0, 0, 1]
-
-
-@given(LENGTHS, st.integers(50, 4000), st.integers(1, 5))
-def test_padded_rows_fit_the_budget(lengths: list[int], budget: int, ranks: int) -> None:
-    assignment = assign_padded(lengths, budget, ranks)
-    check_whole(assignment, len(lengths), ranks)
-    for group in (group for groups in assignment for group in groups if len(group) > 1):
-        assert max(lengths[row] for row in group) * len(group) <= budget
-
-
-def test_padded_rows_of_like_width_are_together() -> None:
-    """Budget 400: two of width 200, four of width 100."""
-    assignment = assign_padded([100, 200, 100, 100, 200, 100], 400, 1)
-    assert [sorted(group.tolist()) for group in assignment[0]] == [[1, 4], [0, 2, 3, 5]]

@@ -45,8 +45,8 @@ def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
         ("rollout.max_prompt_tokens", "everyone"),
         ("rollout.max_response_tokens", "everyone"),
         ("model.dtype", "everyone"),
-        ("learner.policy_lr", "reinforcement"),
-        ("learner.value_lr", "reinforcement"),
+        ("learner.policy_lr", "training"),
+        ("learner.value_lr", "training"),
         ("learner.micro_batch_tokens", "training"),
         ("rollout.max_running", "everyone"),
     ]
@@ -94,7 +94,7 @@ def test_what_looks_wrong_is_said() -> None:
     assert "6% of the canonical solutions are longer than rollout.max_response_tokens = 300" in cut.text
     assert "learner.policy_lr = 0.0001 is outside" in rate.text
     assert "1e-07 to 5e-05" in rate.text
-    assert (cut.audience, rate.audience) == ("everyone", "reinforcement")
+    assert (cut.audience, rate.audience) == ("everyone", "training")
 
 
 def test_an_iteration_is_estimated_from_operations() -> None:
