@@ -108,10 +108,10 @@ def check_model_and_data(config: Config) -> str:
     lines = [f"model: {model}", *([note.text for note in notes] or [f"data: {counts} (before the length filter)"])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
     for label, _, source in every_source(config.task):
-        own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
-        lines += [f"{label}: {len(own)} problems"] if label else []
-        lines.append(_first_prompt(own[0], task.tokenizer if task else None))
-        lines.append(check_judge(source, own, located(config.reward_model)))
+        of_source = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
+        lines += [f"{label}: {len(of_source)} problems"] if label else []
+        lines.append(_first_prompt(of_source[0], task.tokenizer if task else None))
+        lines.append(check_judge(source, of_source, located(config.reward_model)))
     return "\n".join(lines)
 
 

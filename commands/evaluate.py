@@ -90,13 +90,13 @@ def compare_by_judge(
     ]
     with closing(Endpoint(judge)) as endpoint:
         preferences = compare_pairs(endpoint, judge.criterion, cases)
-    known = [one for one in preferences if one is not None]
-    if not known:
+    judged = [preference for preference in preferences if preference is not None]
+    if not judged:
         raise ActorError(
             f"reward_model.judge: model {judge.model!r} named no better reply in {len(cases)} pairs; use another model"
         )
-    consistent = sum(one.consistent for one in known) / len(known)
-    return JudgedComparison(share([one.credit for one in known]), consistent, len(cases) - len(known))
+    consistent = sum(preference.consistent for preference in judged) / len(judged)
+    return JudgedComparison(share([preference.credit for preference in judged]), consistent, len(cases) - len(judged))
 
 
 def evaluate_target(options: Namespace) -> int:
@@ -164,23 +164,24 @@ def check_unseen(task: TaskConfig, target: str) -> None:
     run = run_of(Path(target))
     if run is None:
         return
-    own = load_config(run.config).task
-    trained = [source.config for source in task_sources(own)]
-    learnt = {_place(known.path, known.split) for known in trained if known.path}
-    for one in evaluation_sets(task):
-        if _place(one.config.eval_path, one.config.eval_split) in learnt and one not in evaluation_sets(own):
-            raise ConfigError(f"task.eval_sets: {target} was trained on the rows of {one.label}; name other data")
-    for asked in (source.config for source in task_sources(task)):
-        for known in trained:
-            if not asked.path or asked.eval_path or (asked.path, asked.split) != (known.path, known.split):
+    of_run = load_config(run.config).task
+    trained = [source.config for source in task_sources(of_run)]
+    learnt = {_place(old.path, old.split) for old in trained if old.path}
+    for held_out in evaluation_sets(task):
+        place = _place(held_out.config.eval_path, held_out.config.eval_split)
+        if place in learnt and held_out not in evaluation_sets(of_run):
+            raise ConfigError(f"task.eval_sets: {target} was trained on the rows of {held_out.label}; name other data")
+    for new in (source.config for source in task_sources(task)):
+        for old in trained:
+            if not new.path or new.eval_path or (new.path, new.split) != (old.path, old.split):
                 continue
-            if known.eval_path:
+            if old.eval_path:
                 raise ConfigError(
                     f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
                 )
-            if asked.eval_problems > known.eval_problems:
+            if new.eval_problems > old.eval_problems:
                 raise ConfigError(
-                    f"task.eval_problems = {asked.eval_problems}, but {target} held out {known.eval_problems} and was "
+                    f"task.eval_problems = {new.eval_problems}, but {target} held out {old.eval_problems} and was "
                     "trained on the others; lower it, or name other data in task.eval_path"
                 )
 

@@ -108,7 +108,7 @@ def _sets(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]
     """The newest evaluation by data set, level and evaluation set, if there are evaluation sets."""
     if not (evaluations and evaluations[-1].get("sets")):
         return []
-    data = "; ".join(f"{one.label}: {_data(one)}" for one in evaluation_sets(config.task))
+    data = "; ".join(f"{source.label}: {_data(source)}" for source in evaluation_sets(config.task))
     lines = "\n".join(evaluation_table(evaluations[-1]))
     return [f"After iteration {evaluations[-1]['iteration']}, with evaluation sets ({data}):", f"```\n{lines}\n```"]
 
@@ -120,9 +120,9 @@ def upload(folder: Path, name: str, private: bool) -> str:
     hub = HfApi()
     try:
         hub.create_repo(name, private=private, exist_ok=True)
-        found = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from Retrospect")
+        commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from Retrospect")
     except Exception as error:  # the hub client raises many unrelated types
         raise ModelError(
             f"--to {HUB}{name}: upload failed: {first_line(error)}; log in with `hf auth login`, or name a folder"
         ) from None
-    return str(found.repo_url)
+    return str(commit.repo_url)

@@ -53,10 +53,10 @@ def _engines(parser: OptionParser) -> None:
 
 def _evaluate(parser: OptionParser) -> None:
     parser.set_defaults(target="")
-    one = parser.add_mutually_exclusive_group()
+    either = parser.add_mutually_exclusive_group()
     about = "run, checkpoint or model (default: model.path)"
-    one.add_argument("target", nargs="?", default=argparse.SUPPRESS, help=about)
-    one.add_argument("--checkpoint", dest="target", default=argparse.SUPPRESS, metavar="PATH", help="the same")
+    either.add_argument("target", nargs="?", default=argparse.SUPPRESS, help=about)
+    either.add_argument("--checkpoint", dest="target", default=argparse.SUPPRESS, metavar="PATH", help="the same")
     parser.add_argument("--against", default="", metavar="PATH", help="a second one to compare with: win rate")
     parser.add_argument("--responses", type=Path, metavar="FILE", help=".jsonl or .parquet for all responses")
     parser.add_field("--task", "task.name", metavar="NAME", help="short for --task.name")
@@ -110,8 +110,8 @@ class Command(NamedTuple):
     def load(self) -> Callable[[argparse.Namespace], int]:
         """Import the function, with the libraries that it needs."""
         module, _, name = self.function.partition(":")
-        found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)
-        return found
+        run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)
+        return run
 
 
 COMMANDS: Mapping[str, Command] = {

@@ -44,8 +44,8 @@ def check_surroundings(config: Config, local: bool = False) -> None:
     if local or not named_address(config.cluster):
         machine = this_machine()
         check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
-    if given := config.rollout.sampling_options:
-        check_sampling_values(given)
+    if options := config.rollout.sampling_options:
+        check_sampling_values(options)
 
 
 def check_data(config: Config) -> None:
@@ -54,8 +54,8 @@ def check_data(config: Config) -> None:
     if sources or config.task.eval_sets:
         items = task_items(config.task, derive(config.run.seed, "task"))
         for label, _, source in sources:
-            own = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
-            probe_reward(source, own)
+            of_source = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
+            probe_reward(source, of_source)
 
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:

@@ -14,17 +14,17 @@ def show_states(options: Namespace) -> int:
     view = open_store(RunDirectory.open(options.run))
     table, shards = view.table, view.shards
     depth = None if options.depth is None else tuple(options.depth)  # prefix tokens, both ends included
-    found = store_table.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
+    states = store_table.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
     if options.export is not None:
-        store_table.export(store_table.with_prefixes(found, shards, view.decode), options.export)
-        print(f"{found.num_rows} states written to {options.export}")
+        store_table.export(store_table.with_prefixes(states, shards, view.decode), options.export)
+        print(f"{states.num_rows} states written to {options.export}")
         return 0
     if not table.num_rows:
         print("no state is stored yet; a run that replays nothing (replay.ratio 0) stores none")
         return 0
-    best = store_table.first_states(found, options.problems, options.top)
+    best = store_table.first_states(states, options.problems, options.top)
     prompts = {name: prompt for name, (prompt, _) in view.problems.items()}
     print(store_table.states_text(store_table.with_prefixes(best, shards, view.decode), table, prompts))
     print(store_table.store_summary(combine([shard_stats(shard) for shard in shards])))
-    print(f"{found.num_rows} of {table.num_rows} states match")
+    print(f"{states.num_rows} of {table.num_rows} states match")
     return 0

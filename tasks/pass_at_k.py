@@ -87,13 +87,13 @@ def share(per_problem: Sequence[float], *, level: float = 0.95) -> Estimate:
     (0.046, 0.699)
     """
     values = np.asarray(per_problem, dtype=np.float64)
-    mean, number = float(values.mean()), float(values.size)
+    mean, size = float(values.mean()), float(values.size)
     variance = float(values.var(ddof=1)) if values.size > 1 else 0.0
     if variance > 0:
-        number *= max(1.0, mean * (1 - mean) / variance)
+        size *= max(1.0, mean * (1 - mean) / variance)
     z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
-    centre = (mean + z2 / (2 * number)) / (1 + z2 / number)
-    half = math.sqrt(z2 * (mean * (1 - mean) / number + z2 / (4 * number**2))) / (1 + z2 / number)
+    centre = (mean + z2 / (2 * size)) / (1 + z2 / size)
+    half = math.sqrt(z2 * (mean * (1 - mean) / size + z2 / (4 * size**2))) / (1 + z2 / size)
     return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), int(values.size))
 
 

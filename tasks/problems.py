@@ -42,15 +42,15 @@ class PromptForm:
 
     def messages(self, question: Messages | str) -> Messages:
         """The prompt for a chat template. A dialogue with a system message of its own keeps it."""
-        asked = (Message("user", self._ask(question)),) if isinstance(question, str) else question
+        turns = (Message("user", self._ask(question)),) if isinstance(question, str) else question
         shown = [
             message
             for example in self.examples
             for message in (Message("user", self._ask(example.prompt)), Message("assistant", example.response))
         ]
-        own, asked = (asked[:1], asked[1:]) if asked[0].role == "system" else ((), asked)
-        system = own or ((Message("system", self.system),) if self.system else ())
-        return (*system, *shown, *asked)
+        of_dialogue, turns = (turns[:1], turns[1:]) if turns[0].role == "system" else ((), turns)
+        system = of_dialogue or ((Message("system", self.system),) if self.system else ())
+        return (*system, *shown, *turns)
 
     def _ask(self, question: str) -> str:
         return self.template.replace("{prompt}", question)
@@ -203,13 +203,13 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
 
 
 def read_items(
-    config: TaskConfig, read: Read, path: str, given: Sequence[Any], *, answers: bool = True
+    config: TaskConfig, read: Read, path: str, raw_rows: Sequence[Any], *, answers: bool = True
 ) -> tuple[list[Item], list[BadRow]]:
-    """Items of the rows `given` of the data set at `path`, and its bad rows. `answers`: whether gold answers are
+    """Items of the rows `raw_rows` of the data set at `path`, and its bad rows. `answers`: whether gold answers are
     required. Raises DataError if all rows are bad, ConfigError for a wrong template."""
-    columns = recognised(config.columns, given)
+    columns = recognised(config.columns, raw_rows)
     config = config.model_copy(update={"columns": columns})
-    rows = [row if isinstance(row, BadRow) else with_fields(row, columns) for row in given]
+    rows = [row if isinstance(row, BadRow) else with_fields(row, columns) for row in raw_rows]
     present = dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
     form, question = prompt_form(config, present)
     slots = {slot[2]: columns.prompt if slot[2] == "prompt" else slot[2] for slot in _slots(question, present)}
@@ -222,8 +222,8 @@ def read_items(
     named += [("task.template", name) for name in slots if name != "prompt"]
     items: list[Item] = []
     bad: list[BadRow] = []
-    for number, row in enumerate(rows, 1):
-        where = f"{path}: row {number}"
+    for row_number, row in enumerate(rows, 1):
+        where = f"{path}: row {row_number}"
         if isinstance(row, BadRow):
             bad.append(row)
         elif missing := missing_column(row, named, where):
@@ -234,9 +234,9 @@ def read_items(
                     name: _cell(row[column], f"{where}: column {column!r} (task.template)")
                     for name, column in slots.items()
                 }
-                asked = {**row, columns.prompt: _fill(question, texts)} if slots else row
-                item = replace(read(asked, columns, where), where=where, form=form)
-                items.append(_with_row(config, item, row, given[number - 1]))
+                filled = {**row, columns.prompt: _fill(question, texts)} if slots else row
+                item = replace(read(filled, columns, where), where=where, form=form)
+                items.append(_with_row(config, item, row, raw_rows[row_number - 1]))
             except DataError as error:
                 bad.append(BadRow(where, str(error)))
     if not items:
@@ -244,7 +244,7 @@ def read_items(
     return items, bad
 
 
-def _with_row(config: TaskConfig, item: Item, row: Row, given: Row) -> Item:
+def _with_row(config: TaskConfig, item: Item, row: Row, raw: Row) -> Item:
     """The item with the messages of its prompt, if they are several, and with the row as given, if own rewards
     judge."""
     prompt = row.get(config.columns.prompt)
@@ -252,7 +252,7 @@ def _with_row(config: TaskConfig, item: Item, row: Row, given: Row) -> Item:
         prompt = item.prompt
     elif len(prompt) > 1 and not item.messages:
         item = replace(item, messages=read_messages(prompt, item.where))
-    return replace(item, row={**given, "prompt": prompt}) if config.own_rewards else item
+    return replace(item, row={**raw, "prompt": prompt}) if config.own_rewards else item
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
@@ -329,22 +329,26 @@ def encode_problems(
         return _Encoded(item, prompt, respond(tokenizer, item.solution) if item.solution is not None else None)
 
     parts = (items.train, items.evaluation, items.sets)
-    train, evaluation, sets = ([one for item in part if (one := _encoded(item)) is not None] for part in parts)
+    train, evaluation, sets = ([encoded for item in part if (encoded := _encoded(item)) is not None] for part in parts)
     strict = {source.label for source in every_source(config) if source.config.bad_rows == "refuse"}
     if refused := [row for item, row in bad if item.source in strict]:
         raise BadRowsError(refused)
     both, labels = [*train, *evaluation], [source.label for source in task_sources(config)]
     solutions = {
-        label: [len(one.solution) for one in both if one.solution is not None and one.item.source == label]
+        label: [
+            len(encoded.solution) for encoded in both if encoded.solution is not None and encoded.item.source == label
+        ]
         for label in labels
     }
-    prompts = [len(one.prompt) for one in (*both, *sets)]
+    prompts = [len(encoded.prompt) for encoded in (*both, *sets)]
     chosen = chosen_limits(limits, prompts, [*solutions.values()], context)
-    kept = [[one for one in part if 0 < len(one.prompt) <= chosen.prompt] for part in (train, evaluation, sets)]
-    for number, given in enumerate(parts):
-        for label in labels if number < 2 else dict.fromkeys(item.source for item in given):
-            if not any(one.item.source == label for one in kept[number]):
-                count, kind = sum(item.source == label for item in given), "evaluation" if number else "training"
+    kept = [
+        [encoded for encoded in part if 0 < len(encoded.prompt) <= chosen.prompt] for part in (train, evaluation, sets)
+    ]
+    for index, wanted in enumerate(parts):
+        for label in labels if index < 2 else dict.fromkeys(item.source for item in wanted):
+            if not any(encoded.item.source == label for encoded in kept[index]):
+                count, kind = sum(item.source == label for item in wanted), "evaluation" if index else "training"
                 raise DataError(
                     f"task {label or config.name}: all {count} {kind} prompts are longer than "
                     f"rollout.max_prompt_tokens = {chosen.prompt}; raise it"
@@ -356,8 +360,8 @@ def encode_problems(
         (*items.left_out.bad_rows, *(row for _, row in bad)),
         sum(map(len, solutions.values())),
     )
-    found = [[_problem(config, one, chosen) for one in part] for part in kept]
-    return Split(found[0], found[1], left_out, found[2]), chosen
+    problems = [[_problem(config, encoded, chosen) for encoded in part] for part in kept]
+    return Split(problems[0], problems[1], left_out, problems[2]), chosen
 
 
 def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:

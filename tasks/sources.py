@@ -104,8 +104,8 @@ def recognised(columns: Columns, rows: Sequence[Row | BadRow]) -> Columns:
     first = next((row for row in rows if not isinstance(row, BadRow)), {})
     if columns.answer != Columns().answer or columns.answer in first:
         return columns
-    found = (columns.model_copy(update={"answer": name}) for name in ANSWERS)
-    return next((one for one in found if one.answer in with_fields(first, one)), columns)
+    candidates = (columns.model_copy(update={"answer": name}) for name in ANSWERS)
+    return next((candidate for candidate in candidates if candidate.answer in with_fields(first, candidate)), columns)
 
 
 def with_fields(row: Row, columns: Columns) -> Row:
@@ -114,14 +114,14 @@ def with_fields(row: Row, columns: Columns) -> Row:
     >>> with_fields({"a": {"b": 1}}, Columns(prompt="a.b", answer="a.c"))
     {'a': {'b': 1}, 'a.b': 1}
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in columns.model_dump().values():
         if name and "." in name and name not in row:
             value: Any = row
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            found |= {} if value is None else {name: value}
-    return {**row, **found} if found else row
+            for key in name.split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            fields |= {} if value is None else {name: value}
+    return {**row, **fields} if fields else row
 
 
 def _format(file: Path) -> str:
@@ -170,26 +170,26 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
     rows: list[Row | BadRow] = []
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     _check_lines(file, data)
-    for number, line in enumerate(data.split(b"\n"), 1):
+    for line_number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
-        where = f"{file}: line {number}"
+        where = f"{file}: line {line_number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
             whole = data.endswith(b"\n") or isinstance(error, RecursionError)
-            cut = not whole and number == data.count(b"\n") + 1
+            cut = not whole and line_number == data.count(b"\n") + 1
             kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
             rows.append(BadRow(where, f"{where}: {kind}; restore the file or delete the line"))
         else:
-            found = f"{where}: expected an object with columns, found {type(row).__name__}"
+            why = f"{where}: expected an object with columns, found {type(row).__name__}"
             if isinstance(row, dict) and b"\\u" in line and _is_cut_character(row):
-                found = (
+                why = (
                     f"{where}: has half a character (a lone surrogate such as \\ud800), which is no text; fix or "
                     "delete the row"
                 )
                 row = None
-            rows.append(row if isinstance(row, dict) else BadRow(where, found))
+            rows.append(row if isinstance(row, dict) else BadRow(where, why))
     return rows
 
 

@@ -47,8 +47,8 @@ def read_messages(value: object, where: str) -> Messages:
         return tuple(Message(_ROLE_OF[speaker], said.strip()) for speaker, said in turns)
     if isinstance(value, list) and value:
         return tuple(_from_object(turn, where) for turn in value)
-    found = "empty" if not value else type(value).__name__
-    raise DataError(f"{where} is {found}; expected a text of turns or a list of messages with role and content")
+    kind = "empty" if not value else type(value).__name__
+    raise DataError(f"{where} is {kind}; expected a text of turns or a list of messages with role and content")
 
 
 def _from_object(turn: object, where: str) -> Message:
@@ -113,11 +113,11 @@ def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> 
     learned: list[int] = []
     done = ""
     open_turn = False
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        before = chat_text(tokenizer, messages[:number], where, reply=True)
-        after = chat_text(tokenizer, messages[: number + 1], where, reply=False)
+        before = chat_text(tokenizer, messages[:index], where, reply=True)
+        after = chat_text(tokenizer, messages[: index + 1], where, reply=False)
         if not (before.startswith(done) and after.startswith(before)):
             raise DataError(f"{where}: the chat template of the tokenizer rewrites earlier turns; use another template")
         ids += _ids(tokenizer, before[len(done) :])

@@ -74,15 +74,15 @@ def marked(name: str, text: str) -> str:
 
 def read_score(answer: str) -> float | None:
     """The score in the judge's last `Score: N`; None without one from 1 to 10."""
-    found = _SCORE.findall(answer)
-    score = float(found[-1]) if found else 0.0
+    scores = _SCORE.findall(answer)
+    score = float(scores[-1]) if scores else 0.0
     return score if _LOWEST <= score <= _HIGHEST else None
 
 
 def read_better(answer: str) -> float | None:
     """1 if the judge calls the first reply better, 0 the second, 1/2 neither; None if it does not say."""
-    found = _BETTER.findall(answer)
-    return _CREDIT[found[-1].lower()] if found else None
+    names = _BETTER.findall(answer)
+    return _CREDIT[names[-1].lower()] if names else None
 
 
 class Endpoint:
@@ -116,7 +116,7 @@ class Endpoint:
 
     def check(self) -> None:
         """Ask once, also if the answer is known. Raises ConfigError when no answer comes."""
-        answer, failure = self._ask("Answer with the word yes.", known=False)
+        answer, failure = self._ask("Answer with the word yes.", stored=False)
         if answer is None:
             raise ConfigError(
                 f"reward_model.judge.url = {self._config.url}: no answer of model {self._config.model!r} ({failure}); "
@@ -126,16 +126,16 @@ class Endpoint:
     def ask(self, questions: Sequence[str]) -> list[str | None]:
         """The answers, in order; None where all tries failed. Raises ActorError if all fail."""
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            found = list(threads.map(self._ask, questions))
-        if found and all(answer is None for answer, _ in found):
+            answers = list(threads.map(self._ask, questions))
+        if answers and all(answer is None for answer, _ in answers):
             raise ActorError(
-                f"reward_model.judge.url = {self._config.url}: none of {len(found)} questions was answered, the first "
-                f"because of {found[0][1]}; see the server, then resume from the last checkpoint"
+                f"reward_model.judge.url = {self._config.url}: none of {len(answers)} questions was answered, the "
+                f"first because of {answers[0][1]}; see the server, then resume from the last checkpoint"
             )
-        return [answer for answer, _ in found]
+        return [answer for answer, _ in answers]
 
-    def _ask(self, question: str, known: bool = True) -> tuple[str | None, str]:
-        """The answer, or why there is none. `known`: whether an earlier answer will do."""
+    def _ask(self, question: str, stored: bool = True) -> tuple[str | None, str]:
+        """The answer, or why there is none. `stored`: whether an earlier answer will do."""
         import openai
 
         config = self._config
@@ -143,7 +143,7 @@ class Endpoint:
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         with self._lock:
             earlier = self._answers.execute("SELECT answer FROM answers WHERE question = ?", (key,)).fetchone()
-            if known and earlier:
+            if stored and earlier:
                 return str(earlier[0]), ""
             self.asked += 1
         try:
@@ -221,12 +221,12 @@ def compare_pairs(endpoint: Endpoint, criterion: str, cases: Sequence[tuple[str,
     in either order. Raises ActorError when no question is answered."""
     questions = []
     for dialogue, mine, theirs in cases:
-        asked, replies = marked("dialogue", dialogue), (marked("reply", mine), marked("reply", theirs))
+        context, replies = marked("dialogue", dialogue), (marked("reply", mine), marked("reply", theirs))
         for first, second in (replies, replies[::-1]):
-            questions.append(PAIR_QUESTION.format(criterion=criterion, dialogue=asked, first=first, second=second))
+            questions.append(PAIR_QUESTION.format(criterion=criterion, dialogue=context, first=first, second=second))
     credits = [read_better(answer or "") for answer in endpoint.ask(questions)]
-    found: list[Preference | None] = []
-    for one, swapped in zip(credits[::2], credits[1::2], strict=True):
-        known = one is not None and swapped is not None
-        found.append(Preference((one + 1 - swapped) / 2, one == 1 - swapped) if known else None)  # type: ignore[operator]
-    return found
+    preferences: list[Preference | None] = []
+    for credit, swapped in zip(credits[::2], credits[1::2], strict=True):
+        both = credit is not None and swapped is not None
+        preferences.append(Preference((credit + 1 - swapped) / 2, credit == 1 - swapped) if both else None)  # type: ignore[operator]
+    return preferences

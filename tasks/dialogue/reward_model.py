@@ -36,8 +36,8 @@ def read_scale(path: str) -> Scale:
     file = Path(path) / FILE
     if not file.is_file():
         return Scale()
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return Scale(found["mean"], found["deviation"], found.get("lowest"))
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    return Scale(saved["mean"], saved["deviation"], saved.get("lowest"))
 
 
 def check_reward_model(path: str) -> Any:
@@ -164,8 +164,8 @@ class RewardJudge:
             self._scorer = self._start(self._config)
         replies = [(chat.load_messages(case.reference), Message("assistant", case.response.strip())) for case in cases]
         scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
-        known = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
-        lowest = min(known, default=self._scale.mean)
+        finite = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
+        lowest = min(finite, default=self._scale.mean)
         return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:

@@ -72,24 +72,24 @@ def tagged_answer(response: str) -> str | None:
     >>> tagged_answer("<answer>5</answer>, no: <answer> 4 </answer>"), tagged_answer("4")
     ('4', None)
     """
-    found = _ANSWER.findall(response)
-    return found[-1].strip() if found else None
+    answers = _ANSWER.findall(response)
+    return answers[-1].strip() if answers else None
 
 
 def verify_reasoning(reference: str, response: str) -> Verdict:
     """The data set's score, from 0 to 1, of the tagged answer, or of the whole response without tags. Correct is a
     score of 1."""
-    made = json.loads(reference)
+    row = json.loads(reference)
     answer = tagged_answer(response)
     answer = response.strip() if answer is None else answer
-    entry = pickle.loads(base64.b64decode(made["entry"]))  # what `reasoning_rows` wrote
+    entry = pickle.loads(base64.b64decode(row["entry"]))  # what `reasoning_rows` wrote
     try:
-        score = float(_data_set(made["data_set"], made["parameters"]).score_answer(answer, entry))
+        score = float(_data_set(row["data_set"], row["parameters"]).score_answer(answer, entry))
     except Exception as error:  # some data sets raise for an answer that they cannot read
         return Verdict(0.0, False, f"score 0: {answer[:40]!r} ({type(error).__name__}: {first_line(error)})")
     right = score >= 1.0
-    told = "" if right else f"score {score:g}: {answer[:40]!r}"
-    return Verdict(score, right, told, share=min(max(score, 0.0), 1.0))
+    why = "" if right else f"score {score:g}: {answer[:40]!r}"
+    return Verdict(score, right, why, share=min(max(score, 0.0), 1.0))
 
 
 def prepare_judge() -> None:
@@ -111,12 +111,12 @@ def _package() -> Any:
 @lru_cache(16)
 def _data_set(name: str, parameters: str, seed: int = 0, size: int = 1) -> Any:
     """A data set of the package; problem i is `[i]`. Raises ConfigError."""
-    known: Mapping[str, Any] = _package().factory.DATASETS
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    data_sets: Mapping[str, Any] = _package().factory.DATASETS
+    if name not in data_sets:
+        near = difflib.get_close_matches(name, data_sets, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"task.path = {name!r} is no data set of Reasoning Gym; the nearest of its {len(known)} is {near!r} (all: "
-            "sorted(reasoning_gym.factory.DATASETS))"
+            f"task.path = {name!r} is no data set of Reasoning Gym; the nearest of its {len(data_sets)} is {near!r} "
+            "(all: sorted(reasoning_gym.factory.DATASETS))"
         )
     try:
         return _package().create_dataset(name, **json.loads(parameters), seed=seed, size=size)
@@ -135,8 +135,8 @@ def _generated(name: str, parameters: str, seed: int, count: int) -> list[dict[s
     if done.returncode:
         last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
         raise DataError(f"task.path = {name}: Reasoning Gym made no {count} problems ({last}); name another data set")
-    found: list[dict[str, Any]] = pickle.loads(done.stdout)
-    return found
+    entries: list[dict[str, Any]] = pickle.loads(done.stdout)
+    return entries
 
 
 def _generate() -> None:

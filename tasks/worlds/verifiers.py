@@ -41,12 +41,12 @@ def verifiers_rows(config: TaskConfig, _: int, held_out: bool) -> list[Row]:
         raise ConfigError(
             f"task.path = {name!r}: {first_line(error)}; name an environment with training data"
         ) from None
-    found: list[Row] = []
+    rows: list[Row] = []
     for row in data:
-        own = prompt_digest(json.dumps([row["prompt"], row.get("answer"), row.get("info")], default=str))[:6]
+        mark = prompt_digest(json.dumps([row["prompt"], row.get("answer"), row.get("info")], default=str))[:6]
         reference = json.dumps({"environment": name, "arguments": arguments, "row": row}, default=str)
-        found.append({"prompt": f"{row['prompt'][-1]['content']} [{own}]", "answer": reference})
-    return found
+        rows.append({"prompt": f"{row['prompt'][-1]['content']} [{mark}]", "answer": reference})
+    return rows
 
 
 class Verifiers(Served):
@@ -97,10 +97,10 @@ def _environment(name: str, arguments: str) -> Any:
     """An environment by its name; each is made once. Raises ConfigError."""
     with _MAKING:
         if (name, arguments) not in _MADE:
-            made = _made(name, json.loads(arguments))
+            environment = _made(name, json.loads(arguments))
             if not _MADE:
                 threading.Thread(target=_LOOP.run_forever, daemon=True).start()
-            _MADE[name, arguments] = made
+            _MADE[name, arguments] = environment
         return _MADE[name, arguments]
 
 
@@ -113,13 +113,13 @@ def _made(name: str, arguments: dict[str, Any]) -> Any:
             "requirements/verifiers.txt`"
         ) from None
     load = imported("task.path", f"{name.rpartition('/')[2].replace('-', '_')}:load_environment")
-    given, signal.signal = signal.signal, lambda *_: None  # they take the process's signals, which are the run's
+    set_handler, signal.signal = signal.signal, lambda *_: None  # they take the process's signals, which are the run's
     try:
         return load(**arguments)
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(f"task.path = {name!r}: load_environment raised {type(error).__name__}: {error}") from error
     finally:
-        signal.signal = given
+        signal.signal = set_handler
 
 
 TASK = TaskKind("", read=read_prompt, rows=verifiers_rows, environment="verifiers", episodes=True)
