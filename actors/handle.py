@@ -33,7 +33,7 @@ logger = logging.getLogger("retrospect.actors")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRecipe:
+class EngineSpec:
     """The arguments to start an engine with, the first time and after every failure."""
 
     model_path: str
@@ -80,14 +80,14 @@ class Request:
 class ActorHandle:
     """The rollout actor named rollout-`index`. Its process may be replaced."""
 
-    def __init__(self, index: int, recipe: EngineRecipe) -> None:
+    def __init__(self, index: int, spec: EngineSpec) -> None:
         self.index = index
         self.name = f"rollout-{index}"
         self.serving = False  # its engine is loaded
         self.process: Process | None = None  # the current or last one
         self.acknowledged: tuple[int, str] | None = None  # version and digest of its weights
         self.requests: deque[Request] = deque()
-        self._recipe = recipe
+        self._spec = spec
         self._actor: Any = None
 
     def launch(self, ready: Callable[[Any], None]) -> None:
@@ -99,7 +99,7 @@ class ActorHandle:
         self.process = self.acknowledged = None
         self._actor = self._named_actor()
         self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed)
-        self.ask(self._recipe.start, START_SECONDS, ready)
+        self.ask(self._spec.start, START_SECONDS, ready)
 
     def ask(
         self, call: Callable[[Any], Any], seconds: float, accept: Callable[[Any], None], kind: Kind = "ask"
@@ -157,7 +157,7 @@ class ActorHandle:
         """Create an actor; wait while Ray has not freed its name. Raises ActorError if another pool has it."""
         for _ in range(NAME_TRIES):
             with suppress(ValueError):
-                return self._recipe.create(self.name, self.index)
+                return self._spec.create(self.name, self.index)
             time.sleep(NAME_PAUSE)
         raise ActorError(
             f"{self.name}: an actor of this name is already running in this Ray namespace; "

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from actors.actor import StepResult
-from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
+from actors.handle import ActorHandle, EngineSpec, Kind, Request, answers, error_text, weights_lost
 from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit, tell_dropped
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
@@ -36,8 +36,8 @@ class RolloutPool:
     is passed to `quarantine`, with the reason. Raises ModelError when the model cannot be loaded and ActorError when an
     actor does not start."""
 
-    def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
-        config = recipe.config
+    def __init__(self, spec: EngineSpec, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
+        config = spec.config
         self.restarts = self.quarantined = self.dropped = 0  # actors, starts and episodes since the run began
         self.stopping = False  # another thread sets it: `pump` raises ActorError
         self._config = config
@@ -52,8 +52,8 @@ class RolloutPool:
         self._weights_lost = False  # the process that published them has died
         self._busy, self._seconds = 0.0, CALL_SECONDS
         self._ledger = Ledger()
-        self._recipe = recipe
-        self._actors = [ActorHandle(index, recipe) for index in range(config.actors)]
+        self._spec = spec
+        self._actors = [ActorHandle(index, spec) for index in range(config.actors)]
         try:
             self._start()
         except BaseException:

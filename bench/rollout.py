@@ -35,7 +35,7 @@ from unittest.mock import patch
 import numpy as np
 import ray
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import ROOT, Model, local_ray, measured_model
@@ -200,7 +200,7 @@ def bare_process(model: Model) -> Iterator[Bare]:
 def rollout_pool(model: Model) -> Iterator[tuple[RolloutPool, float]]:
     """A pool with one engine, and the seconds that it took to its first token."""
     begun = time.perf_counter()
-    with closing(RolloutPool(EngineRecipe(model.path, CONFIG, model.dtype, "cpu", seed=0, cpus=1.0))) as pool:
+    with closing(RolloutPool(EngineSpec(model.path, CONFIG, model.dtype, "cpu", seed=0, cpus=1.0))) as pool:
         pool.generate(starts_of(model.vocabulary, 1, 0), Sampling(1.0, 1.0, 1))
         yield pool, time.perf_counter() - begun
 

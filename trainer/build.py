@@ -296,11 +296,11 @@ def engine_pool(
 
         engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
         return LocalPool(engine, rollout)
-    from actors.handle import EngineRecipe
+    from actors.handle import EngineSpec
     from actors.pool import RolloutPool
 
-    recipe = EngineRecipe(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus)
-    return RolloutPool(recipe, quarantine)
+    spec = EngineSpec(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus)
+    return RolloutPool(spec, quarantine)
 
 
 def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from bench.learner.sides import one_rank
 from bench.models import Shape, build_model
@@ -32,7 +32,7 @@ def broadcast_checks(quick: bool, threads: int) -> list[Check]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as starter:
         size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())
         # both spend most of their time importing
-        starting = starter.submit(RolloutPool, EngineRecipe(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
+        starting = starter.submit(RolloutPool, EngineSpec(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
         with (
             closing(one_rank(folder, learner)) as group,
             closing(starting.result()) as pool,

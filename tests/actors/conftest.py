@@ -44,15 +44,15 @@ def engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: P
     """A rollout actor for tied and one for untied embeddings, started at the same time."""
     import ray
 
-    from actors.handle import EngineRecipe
+    from actors.handle import EngineSpec
 
     actors, ready = {}, []
     for tied in (True, False):
-        recipe = EngineRecipe(str(tiny_model(tied)), CONFIG, "float32", "cpu", seed=0, cpus=0.25)
+        spec = EngineSpec(str(tiny_model(tied)), CONFIG, "float32", "cpu", seed=0, cpus=0.25)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VLLM_CACHE_ROOT", str(vllm_cache))
-            actors[tied] = recipe.create(f"engine-{tied}", 0)
-        ready.append(recipe.start(actors[tied]))
+            actors[tied] = spec.create(f"engine-{tied}", 0)
+        ready.append(spec.start(actors[tied]))
     ray.get(ready, timeout=500)
     yield actors
     for actor in actors.values():
@@ -62,10 +62,10 @@ def engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: P
 @pytest.fixture(scope="module")  # other modules have pools with actors of these names
 def pool(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator["RolloutPool"]:
     """One engine, which many tests end."""
-    from actors.handle import EngineRecipe
+    from actors.handle import EngineSpec
     from actors.pool import RolloutPool
 
     config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 100, "deadline": 600.0})
-    recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
-    with closing(RolloutPool(recipe, lambda start, reason: QUARANTINED.append((start.id, reason)))) as pool:
+    spec = EngineSpec(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
+    with closing(RolloutPool(spec, lambda start, reason: QUARANTINED.append((start.id, reason)))) as pool:
         yield pool

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from core.errors import WeightError
 from core.records import FloatArray, IntArray
@@ -30,7 +30,7 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
     """An engine and a learner of one model in bfloat16, after the learner's first update and its right broadcast."""
     path, config = tiny_model(True), CONFIG.model_copy(update={"actors": 1, "deadline": 480.0})
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
-        starting = starter.submit(RolloutPool, EngineRecipe(str(path), config, "bfloat16", "cpu", seed=0, cpus=0.5))
+        starting = starter.submit(RolloutPool, EngineSpec(str(path), config, "bfloat16", "cpu", seed=0, cpus=0.5))
         with group(path, dtype="bfloat16", policy_lr=1e-2) as learner, closing(starting.result()) as pool:
             learner.measure_noise(pool, PROBE)
             take_steps(learner)

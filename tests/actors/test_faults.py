@@ -102,8 +102,8 @@ def test_an_engine_continues_on_a_new_node_and_nothing_is_lost_with_the_node(
     starts: list[Start] = many(192)
     expected = pool.generate(starts, SAMPLING)
     (engine,), restarts = pool._actors, pool.restarts
-    recipe = engine._recipe
-    engine._recipe = replace(recipe, cpus=5.0)  # more than the first node has
+    spec = engine._spec
+    engine._spec = replace(spec, cpus=5.0)  # more than the first node has
     pool.submit(starts, SAMPLING)
     pool.pump()
     os.kill(pool.pids()[0], signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_an_engine_continues_on_a_new_node_and_nothing_is_lost_with_the_node(
     assert engine.process is not None
     assert engine.log_end() == f"; its log: {engine.process.log} on node {engine.process.node[:12]}"
 
-    engine._recipe, victim = recipe, engine.process.pid
+    engine._spec, victim = spec, engine.process.pid
     pool.submit(starts, SAMPLING)
     pool.pump()
     lose_node(node)

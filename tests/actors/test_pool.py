@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from actors.pool import RestartBudget, RolloutPool
 from core.errors import ActorError
 from core.records import Sampling, Start, Trajectory
@@ -26,7 +26,7 @@ Get = Callable[[bool], Path]
 
 def launch(model: Path, **changes: object) -> RolloutPool:
     config = CONFIG.model_copy(update=changes)
-    return RolloutPool(EngineRecipe(str(model), config, "float32", "cpu", seed=0, cpus=0.5))
+    return RolloutPool(EngineSpec(str(model), config, "float32", "cpu", seed=0, cpus=0.5))
 
 
 @pytest.fixture(scope="module")

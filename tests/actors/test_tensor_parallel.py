@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_engine import TOLERANCE, Get, generate, largest_gap, update
@@ -20,9 +20,9 @@ from tests.processes import LONG, ends
 @pytest.fixture
 def actor(ray_cluster: None, tiny_model: Get) -> Iterator[Any]:
     config = CONFIG.model_copy(update={"tensor_parallel": 2})
-    recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
-    actor = recipe.create("tensor-parallel", 0)
-    ray.get(recipe.start(actor), timeout=LONG)
+    spec = EngineSpec(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
+    actor = spec.create("tensor-parallel", 0)
+    ray.get(spec.start(actor), timeout=LONG)
     yield actor
     ray.kill(actor)
 

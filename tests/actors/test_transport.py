@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.handle import EngineRecipe
+from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from core.records import FloatArray, IntArray
 from core.transport import GroupSender, HandleSender, MemoryHandles
@@ -34,7 +34,7 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
     path = tiny_model(True)
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
         config = CONFIG.model_copy(update={"deadline": 480.0})
-        starting = starter.submit(RolloutPool, EngineRecipe(str(path), config, "float32", "cpu", seed=0, cpus=0.5))
+        starting = starter.submit(RolloutPool, EngineSpec(str(path), config, "float32", "cpu", seed=0, cpus=0.5))
         with group(path, sender=GroupSender, policy_lr=1e-2) as learner:
             learner.update(learner.score(on_policy(learner, make_judged(1))))
             pool = starting.result()
