@@ -66,7 +66,7 @@ def store_at_the_end(store: ReplayStore, config: ReplayConfig, folder: Path) -> 
 def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:
     """What another arm of the seed index measured before its training, in a list; empty if none did. It was the same
     model, with the same draws."""
-    return [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row["evaluations"]][:1]
+    return [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row.get("evaluations")][:1]
 
 
 def main(path: Path) -> None:
