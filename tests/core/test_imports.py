@@ -38,13 +38,14 @@ PROJECT = {
 }
 JUDGE = """
 import retrospect
+from core.protocols import Case
 from tasks.judge_pool import JudgePool, LocalJudge
 
 if __name__ == "__main__":
     judge = JudgePool("{reward}", workers=1, limit=5.0, memory_gib=0)
     judge.wait_until_ready()
     for each in (judge, LocalJudge("{reward}")):
-        print(*((one.reward, one.correct, one.detail) for one in each.judge([("a", "a"), ("a", "b")])))
+        print(*((one.reward, one.correct, one.detail) for one in each.judge([Case("a", "a"), Case("a", "b")])))
     judge.close()
 """
 VERDICTS = "(0.75, True, '3 True') (0.75, False, '3 True')\n"
