@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from core.sections.algorithm import AlgorithmConfig
+from core.sections.algorithm import Aggregation, AlgorithmConfig, KlEstimator, Normalise
 from core.sections.base import Count, NonNegative, Positive, Section, Whole, one_of
-from core.sections.learner import LearnerConfig, ResolvedLearner
-from core.sections.replay import ReplayConfig
+from core.sections.learner import Critic, LearnerConfig, ResolvedLearner, Schedule
+from core.sections.registry import names
+from core.sections.replay import Boundary, ReplayConfig, ReplaySchedule
 from core.sections.rollout import ResolvedRollout, RolloutConfig
 from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig
 from core.sections.tasks import (
@@ -31,13 +32,7 @@ from core.sections.tasks import (
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""
-SINKS = {
-    "tensorboard": "monitor.trackers:TensorBoard",
-    "wandb": "monitor.trackers:WeightsAndBiases",
-    "mlflow": "monitor.trackers:MLflow",
-}
-"""The trackers by name, which is that of their package: where the class of each is. A new one needs a line here."""
-SinkName = Annotated[str, AfterValidator(one_of(tuple(SINKS), "class"))]
+SinkName = Annotated[str, AfterValidator(one_of(names("monitor.sinks"), "class"))]
 
 
 class RunConfig(Section):

@@ -1,11 +1,9 @@
 """GAE and whitening. Invariant: only positions with mask 1 (generated tokens) count. Shapes: B sequences, T tokens."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Normalise = Literal["global", "separate", "none"]
+from core.config import Normalise
 
 _WHITEN_EPS = 1e-8
 

@@ -1,5 +1,5 @@
-"""The estimators of the policy's advantages. A new one is a pure function of `Episodes`, a line in `ESTIMATORS`, its
-name in `core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with mask 1 count. Shapes:
+"""The estimators of the policy's advantages. A new one is a pure function of `Episodes`, an `Estimator` of it,
+a line in `core/sections/registry.py` and a row in docs/learner.md. Invariant: only positions with mask 1 count. Shapes:
 B sequences, T tokens, G sequences in a group."""
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ Advantages = Callable[[Episodes], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """An estimator and what it needs. A plain function stands for an `Estimator` of it with the defaults."""
+    """An estimator and what it needs. A user's plain function stands for an `Estimator` of it that needs values."""
 
     advantages: Advantages
     needs_values: bool = False  # whether it reads `Episodes.values`: then there must be a critic
@@ -92,12 +92,10 @@ def opo(episodes: Episodes) -> Tensor:
     return _compared(episodes, lambda rewards, lengths: rewards - (lengths * rewards).sum() / lengths.sum())
 
 
-ESTIMATORS = {
-    "gae": Estimator(advantages_by_critic, needs_values=True, whitened=True),
-    "grpo": Estimator(grpo, needs_groups=True),
-    "dr_grpo": Estimator(dr_grpo, needs_groups=True),
-    "rloo": Estimator(rloo, needs_groups=True),
-    "opo": Estimator(opo, needs_groups=True),
-    "reinforce++": Estimator(returns, whitened=True),
-    "reinforce++_baseline": Estimator(dr_grpo, needs_groups=True, whitened=True),  # 2501.03262
-}
+GAE = Estimator(advantages_by_critic, needs_values=True, whitened=True)
+GRPO = Estimator(grpo, needs_groups=True)
+DR_GRPO = Estimator(dr_grpo, needs_groups=True)
+RLOO = Estimator(rloo, needs_groups=True)
+OPO = Estimator(opo, needs_groups=True)
+REINFORCE = Estimator(returns, whitened=True)  # REINFORCE++
+REINFORCE_BASELINE = Estimator(dr_grpo, needs_groups=True, whitened=True)  # 2501.03262

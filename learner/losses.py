@@ -3,13 +3,11 @@ function reduces over tokens; a loss is `(weights * per_token).sum()` however th
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-KlEstimator = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token-mean", "sequence-mean", "constant"]
+from core.config import Aggregation, KlEstimator
 
 K3_RATIO = 10.0
 """Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""

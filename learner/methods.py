@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.imports import imported
-from learner.estimators import ESTIMATORS, Episodes, Estimator
-from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
+from core.sections.registry import find
+from learner.estimators import Episodes, Estimator
+from learner.policy_losses import PolicyLoss, PolicyTokens
 
 
 def find_estimator(name: str) -> Estimator:
     """The estimator of `algorithm.estimator`; a plain function counts as one that needs values. Raises ConfigError."""
-    if name in ESTIMATORS:
-        return ESTIMATORS[name]
     found = _function("algorithm.estimator", name)
     return found if isinstance(found, Estimator) else Estimator(found, needs_values=True)
 
@@ -23,14 +21,12 @@ def find_estimator(name: str) -> Estimator:
 @cache
 def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of `algorithm.policy_loss`. Raises ConfigError."""
-    if name in POLICY_LOSSES:
-        return POLICY_LOSSES[name]
     loss: PolicyLoss = _function("algorithm.policy_loss", name)
     return loss
 
 
 def _function(field: str, path: str) -> Any:
-    found = imported(field, path)
+    found = find(field, path)
     if not callable(found) and not isinstance(found, Estimator):
         raise ConfigError(f"{field} {path!r}: {type(found).__name__} cannot be called; name a function")
     return found

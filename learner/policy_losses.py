@@ -76,6 +76,3 @@ def gmpo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     kept = torch.clamp(kept, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     loss = -tokens.sequence_mean(tokens.advantages) * torch.exp(tokens.sequence_mean(kept))
     return loss, (kept != logs) & (sign != 0)
-
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "gmpo": gmpo}

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from core.config import Schedule
 from core.errors import CheckpointError
 
 
@@ -79,9 +79,6 @@ def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
             f"{path}: written by another learner ({'; '.join(different)}); resume with the settings of the checkpoint"
         )
     return state
-
-
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(peak: float, step: int, warmup: int, total: int, schedule: Schedule) -> float:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.config import AlgorithmConfig
+from core.config import Aggregation, AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, Imitated, IntArray, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import every_token
 from learner.estimators import Episodes, Estimator
-from learner.losses import CORRECTIONS, Aggregation, aggregation_weights, kl
+from learner.losses import CORRECTIONS, aggregation_weights, kl
 from learner.methods import find_estimator
 from learner.packing.assign import Assignment
 from learner.packing.batch import ArrayTargets, Row, TokenTargets, TrainBatch, micro_batch_of, row_of

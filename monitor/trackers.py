@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from core.config import SINKS, Config
+from core.config import Config
 from core.errors import ConfigError
-from core.imports import imported
 from core.load import FIELDS, dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from core.sections.registry import find, names
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
@@ -83,7 +83,7 @@ def check_trackers(config: Config) -> None:
     """Raises ConfigError when a tracker of `monitor.sinks` is not installed, or a user's own is none."""
     for name in config.monitor.sinks:
         find_tracker(name)
-        if name in SINKS and find_spec(name) is None:
+        if name in names("monitor.sinks") and find_spec(name) is None:
             raise ConfigError(
                 f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or "
                 "leave it out"
@@ -92,7 +92,7 @@ def check_trackers(config: Config) -> None:
 
 def find_tracker(name: str) -> type[Tracker]:
     """The tracker that `monitor.sinks` names. Raises ConfigError."""
-    kind = imported("monitor.sinks", SINKS.get(name, name))
+    kind = find("monitor.sinks", name)
     if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         raise ConfigError(f"monitor.sinks {name!r}: name a subclass of monitor.trackers.Tracker")
     return kind

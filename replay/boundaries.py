@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from core.config import Boundary
 from core.errors import ModelError
 from core.records import Boundaries, IntArray
 
-Rule = Literal["line", "sentence", "code", "stride"]
 Ends = list[int]
 
 _BLANKS = b" \t\r\n"
@@ -52,7 +52,7 @@ class TokenTable:
         return cls(tuple(pieces))
 
 
-def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
+def boundaries(token_ids: IntArray, table: TokenTable, rule: Boundary, stride: int) -> IntArray:
     """Lengths [S] of the states of a response, increasing, each strictly inside it. `line`: after a line break;
     `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every `stride` tokens, or
     where the character there ends. Blanks alone are not a step.

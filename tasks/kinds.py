@@ -1,5 +1,5 @@
 """What a kind of task is: the source of its problems, and the judge of their responses. A new one is a `TaskKind` in a
-file of its own and a line in `TASKS` (`core/sections/tasks.py`)."""
+file of its own and a line in `core/sections/registry.py`."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from core.config import Columns, RolloutConfig, TaskConfig, evaluation_sets, every_source, task_sources
 from core.errors import ConfigError, DataError
-from core.imports import imported
-from core.sections.tasks import TASKS
+from core.sections.registry import find, names
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.problems import (
@@ -82,10 +81,10 @@ GENERATED = 4096  # training problems of a generated task whose recipe does not 
 
 def find_kind(name: str) -> TaskKind:
     """The kind of task that `task.name` names. Raises ConfigError."""
-    found = imported("task.name", TASKS.get(name, name))
+    found = find("task.name", name)
     if not isinstance(found, TaskKind):
         raise ConfigError(f"task.name {name!r}: {type(found).__name__}; name a tasks.kinds.TaskKind")
-    if name not in TASKS and (":" not in found.verifier or (found.puzzle is None) == (found.read is None)):
+    if name not in names("task.name") and (":" not in found.verifier or (found.puzzle is None) == (found.read is None)):
         raise ConfigError(f"task.name {name!r}: give it a verifier 'module:function', and either a puzzle or read")
     return found
 

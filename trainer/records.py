@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.config import ReplaySchedule
 from core.errors import ActorError, WeightError
 from core.records import FloatArray, Imitated, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
-from trainer.starts import ReplaySchedule, unsolved_share
+from trainer.starts import unsolved_share
 
 if TYPE_CHECKING:
     from actors.local import LocalPool

@@ -6,10 +6,10 @@ Invariant: results depend only on the arguments, so an iteration can be repeated
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
+from core.config import ReplaySchedule
 from core.records import (
     Boundaries,
     CutTrajectory,
@@ -36,7 +36,6 @@ NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
 IsWrong = Callable[[str, IntArray], bool | None]
 """Problem id, beginning of a response -> whether it is wrong already; None if that cannot be told. What is wrong stays
 wrong."""
-ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 SURE = 0.02  # nats that a token counts as a decision if the policy was sure of it: -log 0.98
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated trajectory leaves: with less it can only lose."""

@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from core.errors import ConfigError
-from core.imports import imported
 from core.records import World
+from core.sections.registry import find
 
 FIELD = "rollout.environment"
-ENVIRONMENTS = {
-    "calculator": "tasks.synthetic.calculator:Calculator",
-    "guess": "tasks.worlds.games:Guess",
-    "served": "core.environments.served:Served",  # by `rollout.serve`
-    "textarena": "tasks.worlds.games:TextArena",
-    "verifiers": "tasks.worlds.verifiers:Verifiers",  # of the task of this name
-}
-"""The built-in environments by name: where the class of each is. A new one needs a line here."""
 Messages = list[dict[str, str]]  # of objects with role and content
 TOOLS = "tools"  # role of a message of `reset` that is for the chat template: definitions of functions, a list in JSON
 FULL = 77  # exit status of a process of environments that has used too much memory
@@ -52,7 +44,7 @@ class Answer:
 
 def load_environment(path: str) -> Any:
     """The class of an environment, by its name or import path. Raises ConfigError."""
-    found = imported(FIELD, ENVIRONMENTS.get(path, path))
+    found = find(FIELD, path)
     if not all(callable(getattr(found, name, None)) for name in ("reset", "step")):
         raise ConfigError(f"{FIELD} {path!r}: it has no methods reset and step; see docs/environments.md")
     return found

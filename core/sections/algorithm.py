@@ -5,23 +5,25 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from core.sections.base import NonNegative, Positive, Section, UnitInterval, one_of
+from core.sections.registry import names
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline")
-POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
+Normalise = Literal["global", "separate", "none"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Aggregation = Literal["token-mean", "sequence-mean", "constant"]
 
 
 class AlgorithmConfig(Section):
     """PPO: advantages and losses (conventions: docs/architecture.md)."""
 
-    estimator: Annotated[str, AfterValidator(one_of(ESTIMATORS))] = Field(
+    estimator: Annotated[str, AfterValidator(one_of(names("algorithm.estimator")))] = Field(
         "gae",
-        description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function "
-        "(docs/learner.md says when to use which).",
+        description=f"The policy's advantages: {', '.join(names('algorithm.estimator'))}, or your own function as "
+        "module:function (docs/learner.md says when to use which).",
     )
-    policy_loss: Annotated[str, AfterValidator(one_of(POLICY_LOSSES))] = Field(
+    policy_loss: Annotated[str, AfterValidator(one_of(names("algorithm.policy_loss")))] = Field(
         "ppo",
-        description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function "
-        "(docs/learner.md).",
+        description=f"The policy's loss: {', '.join(names('algorithm.policy_loss'))}, or your own function as "
+        "module:function (docs/learner.md).",
     )
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount."""
@@ -32,7 +34,7 @@ class AlgorithmConfig(Section):
     policy_lambda."""
     value_lambda: UnitInterval = 1.0
     """GAE lambda of the critic's targets."""
-    normalise: Literal["global", "separate", "none"] = "separate"
+    normalise: Normalise = "separate"
     """Whitening (gae, reinforce++, reinforce++_baseline): over the batch, fresh and replayed rows apart, or none."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO clip below: ratio >= 1 - clip_low."""
@@ -48,7 +50,7 @@ class AlgorithmConfig(Section):
     """Weight of the KL to the reference policy, which keeps the policy near its start, also while it learns replayed
     states; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more
     (docs/method.md, Defaults)."""
-    kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
+    kl_estimator: Literal["auto", KlEstimator] = "auto"
     """Estimator of that KL. auto: the one with the reverse KL's gradient, k2 in the loss and k1 in the reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
@@ -57,7 +59,7 @@ class AlgorithmConfig(Section):
     kl_schedule: Literal["constant", "unsolved"] = "constant"
     """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the
     iteration's fresh problems of which every sample fails, at least a tenth. Measured: docs/method.md, Defaults."""
-    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    aggregation: Aggregation = "token-mean"
     """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x
     rollout.max_response_tokens (constant, Dr. GRPO)."""
     importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = "truncate"
@@ -96,6 +98,6 @@ class AlgorithmConfig(Section):
         return self.kl_schedule == "unsolved" and self.kl_target is None
 
     @property
-    def chosen_kl(self) -> Literal["k1", "k2", "k3"]:
+    def chosen_kl(self) -> KlEstimator:
         """`kl_estimator` with auto resolved."""
         return self.unbiased_kl if self.kl_estimator == "auto" else self.kl_estimator

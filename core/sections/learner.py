@@ -6,6 +6,10 @@ from pydantic import Field, model_validator
 
 from core.sections.base import AUTO, AutoCount, AutoPositive, Count, NonNegative, Positive, Section, Whole
 
+Schedule = Literal["constant", "linear", "cosine"]
+"""Of a learning rate after its warm-up."""
+Critic = Literal["separate", "shared", "none"]
+
 
 class LearnerConfig(Section):
     """The DeepSpeed learner."""
@@ -18,7 +22,7 @@ class LearnerConfig(Section):
     """Keep optimizer states and fp32 weights in CPU memory; needs zero_stage >= 1."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    value_model: Literal["separate", "shared", "none"] = "separate"
+    value_model: Critic = "separate"
     """The critic: a separate model, a value head on the policy's trunk (one pass, one loss, half the memory), or none.
     Without an estimator or a ranking that reads values there is none either."""
     value_path: str = ""
@@ -44,7 +48,7 @@ class LearnerConfig(Section):
     """Learning rate of the critic. auto: 1e-5 for its own model (verl; LoRA: ten times), 3e-4 for a value head."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear learning-rate warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """Learning rates after the warm-up: constant, or falling to 0 at the end of the run."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up

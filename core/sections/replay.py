@@ -5,13 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from core.sections.base import Count, Section, Whole, one_of
+from core.sections.registry import names
 
-RANKINGS = {
-    "value": "replay.rankings.value:Value",
-    "learnability": "replay.rankings.learnability:Learnability",
-    "uniform": "replay.rankings.uniform:Uniform",
-}
-"""The rankings by name: where the class of each is. A new one needs a line here."""
+Boundary = Literal["line", "sentence", "code", "stride"]
+ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 
 
 class ReplayConfig(Section):
@@ -20,16 +17,16 @@ class ReplayConfig(Section):
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Largest share of replayed starts, in [0, 1). 0: all rollouts start from prompts. Measured: docs/method.md,
     Defaults."""
-    schedule: Literal["constant", "annealed", "unsolved"] = "unsolved"
+    schedule: ReplaySchedule = "unsolved"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
     the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
     fill: bool = True
     """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the
     iteration is smaller. Measured: docs/method.md, Defaults."""
-    ranking: Annotated[str, AfterValidator(one_of(tuple(RANKINGS), "class"))] = Field(
+    ranking: Annotated[str, AfterValidator(one_of(names("replay.ranking"), "class"))] = Field(
         "learnability",
-        description=f"How the store ranks states: {', '.join(RANKINGS)} (formulas in replay/rankings/), or your own "
-        "class as module:class. Measured: docs/method.md, Defaults.",
+        description=f"How the store ranks states: {', '.join(names('replay.ranking'))} (formulas in replay/rankings/), "
+        "or your own class as module:class. Measured: docs/method.md, Defaults.",
     )
     start_states: Count = 512
     """States in the store before replay begins."""
@@ -39,7 +36,7 @@ class ReplayConfig(Section):
     """States over all shards; those of the lowest retention are evicted."""
     per_problem: Count = 32
     """States kept per problem."""
-    boundary: Literal["line", "sentence", "code", "stride"] = "line"
+    boundary: Boundary = "line"
     """Where a step ends: states begin only there."""
     stride: Count = 16
     """Tokens between boundaries when boundary is 'stride'."""

@@ -26,27 +26,10 @@ from core.sections.base import (
     as_mapping,
     one_of,
 )
+from core.sections.registry import names
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
-TASKS = {
-    "arithmetic": "tasks.synthetic.arithmetic:TASK",
-    "rule": "tasks.synthetic.rule:TASK",
-    "calculator": "tasks.synthetic.calculator:TASK",
-    "sums": "tasks.synthetic.sums:TASK",
-    "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
-    "guess": "tasks.worlds.games:TASK",
-    "verifiers": "tasks.worlds.verifiers:TASK",
-    "gsm8k": "tasks.mathematics.answers:GSM8K",
-    "math": "tasks.mathematics.answers:MATH",
-    "mbpp": "tasks.code.formats:MBPP",
-    "humaneval": "tasks.code.formats:HUMANEVAL",
-    "apps": "tasks.code.formats:APPS",
-    "dialogue": "tasks.kinds:DIALOGUE",
-    "prompts": "tasks.kinds:PROMPTS",
-    "environment": "tasks.kinds:EPISODES",
-}
-"""The tasks by name: where the `TaskKind` of each is. A new one needs a line here."""
 
 
 class StarterConfig(Section):
@@ -150,9 +133,9 @@ class DataSetConfig(Section):
     """A data set: problems to train on and others that are held out, the form of their prompts, and the judge of their
     responses."""
 
-    name: Annotated[str, AfterValidator(one_of(tuple(TASKS), "task"))] = Field(
+    name: Annotated[str, AfterValidator(one_of(names("task.name"), "task"))] = Field(
         "arithmetic",
-        description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
+        description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(names('task.name'))}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
     """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); an environment of verifiers (task verifiers); empty: the task generates its problems (arithmetic, rule, calculator, sums)."""

@@ -7,9 +7,8 @@ import numpy as np
 
 from core.config import ReplayConfig
 from core.errors import ConfigError, first_line
-from core.imports import imported
 from core.records import Provenance
-from core.sections.replay import RANKINGS
+from core.sections.registry import find
 from replay.rankings.base import Ranking, StateColumns, excluded
 
 FIELD = "replay.ranking"
@@ -18,7 +17,7 @@ _HALVES = slice(5), slice(5, 10)
 
 def find_ranking(config: ReplayConfig) -> Ranking:
     """The ranking of `replay.ranking`, with its settings. Raises ConfigError."""
-    found = imported(FIELD, RANKINGS.get(config.ranking, config.ranking))
+    found = find(FIELD, config.ranking)
     if not (isinstance(found, type) and issubclass(found, Ranking)):
         raise ConfigError(f"{FIELD} {config.ranking!r}: name a subclass of replay.rankings.base.Ranking")
     return found(config)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.sections.algorithm import ESTIMATORS as NAMES
+from core.sections.registry import names
 from learner.advantages import adaptive_lambda, gae
-from learner.estimators import ESTIMATORS, Episodes
+from learner.estimators import Episodes
+from learner.methods import find_estimator
 
 
 def episodes(totals: list[float], groups: list[int], lengths: list[int] | None = None) -> Episodes:
@@ -25,16 +26,12 @@ def episodes(totals: list[float], groups: list[int], lengths: list[int] | None =
 
 
 def estimate(name: str, batch: Episodes) -> Tensor:
-    return ESTIMATORS[name].advantages(batch)
+    return find_estimator(name).advantages(batch)
 
 
 def assert_per_sequence(found: Tensor, expected: list[float], atol: float = 1e-9) -> None:
     """Every token of a sequence of two has the same advantage."""
     torch.testing.assert_close(found, torch.tensor(expected).double()[:, None].expand(-1, 2), atol=atol, rtol=0)
-
-
-def test_the_names_of_the_configuration_are_those_of_the_registry() -> None:
-    assert tuple(ESTIMATORS) == NAMES
 
 
 def test_grpo_by_hand() -> None:
@@ -63,7 +60,7 @@ def test_opo_by_hand() -> None:
     torch.testing.assert_close(got, torch.tensor([[0.75, 0.0, 0.0], [-0.25, -0.25, -0.25]]).double())
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ESTIMATORS.items() if entry.needs_groups])
+@pytest.mark.parametrize("name", [name for name in names("algorithm.estimator") if find_estimator(name).needs_groups])
 def test_a_sequence_without_loss_counts_in_no_baseline(name: str) -> None:
     batch = episodes([1.0, 0.0, 100.0], [0, 0, 0])
     without = replace(batch, mask=batch.mask & torch.tensor([True, True, False])[:, None])
@@ -78,13 +75,13 @@ def test_reinforce_is_the_return_of_every_token() -> None:
     batch = replace(episodes([1.0], [0], lengths=[3]), gamma=0.5)
     batch.rewards[0, 0] = 0.5
     torch.testing.assert_close(estimate("reinforce++", batch), torch.tensor([[0.75, 0.5, 1.0]]).double())
-    assert ESTIMATORS["reinforce++"].whitened
+    assert find_estimator("reinforce++").whitened
 
 
 def test_the_baseline_form_of_reinforce_centres_groups_before_the_whitening() -> None:
     batch = episodes([1.0, 0.0, 9.0, 7.0], [0, 0, 1, 1])
     assert_per_sequence(estimate("reinforce++_baseline", batch), [0.5, -0.5, 1.0, -1.0])
-    assert ESTIMATORS["reinforce++_baseline"].whitened
+    assert find_estimator("reinforce++_baseline").whitened
 
 
 def test_gae_reads_the_lambda_of_each_sequence() -> None:
@@ -102,7 +99,9 @@ def test_adaptive_lambda_by_hand() -> None:
     torch.testing.assert_close(got, torch.tensor([0.95, 0.5, 0.0]).double())
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ESTIMATORS.items() if not entry.needs_values])
+@pytest.mark.parametrize(
+    "name", [each for each in names("algorithm.estimator") if not find_estimator(each).needs_values]
+)
 def test_an_estimator_that_needs_no_values_reads_none(name: str) -> None:
     batch = episodes([1.0, 0.0, 2.0], [0, 0, 0])
     assert bool(torch.isfinite(estimate(name, batch)).all())  # the values are NaN

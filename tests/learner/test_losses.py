@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.config import KlEstimator
 from learner.losses import (
-    KlEstimator,
     adapted_coefficient,
     aggregation_weights,
     faded_coefficient,

@@ -8,9 +8,8 @@ import torch
 from core.config import AlgorithmConfig, Config
 from core.errors import ConfigError
 from core.load import override, parse_config
-from learner.estimators import ESTIMATORS
+from core.sections.registry import names
 from learner.methods import check_estimator, check_policy_loss, find_estimator, find_policy_loss
-from learner.policy_losses import POLICY_LOSSES
 from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.test_targets import scored_from
@@ -54,12 +53,12 @@ def _my_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(__import__("sys").modules, "my_own", raising=False)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", names("algorithm.estimator"))
 def test_the_estimators_pass_their_own_check(name: str) -> None:
     check_estimator(name)
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("name", names("algorithm.policy_loss"))
 def test_the_losses_pass_their_own_check(name: str) -> None:
     check_policy_loss(name, 0.2, 0.2, 3.0)
 
@@ -126,7 +125,7 @@ def test_a_name_that_is_neither_known_nor_a_path_is_refused() -> None:
 
 
 def test_the_example_of_the_check_has_groups_that_differ() -> None:
-    for name, estimator in ESTIMATORS.items():
+    for name in names("algorithm.estimator"):
         from learner.methods import example_episodes
 
-        assert bool(torch.any(estimator.advantages(example_episodes()) != 0)), name
+        assert bool(torch.any(find_estimator(name).advantages(example_episodes()) != 0)), name

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.sections.algorithm import POLICY_LOSSES as NAMES
-from learner.policy_losses import POLICY_LOSSES, PolicyTokens, cispo, gmpo, gspo, ppo
+from core.sections.registry import names
+from learner.methods import find_policy_loss
+from learner.policy_losses import PolicyTokens, cispo, gmpo, gspo, ppo
 from tests.learner.reference import reference_numbers
 
 
@@ -23,10 +24,6 @@ def gradient(loss: Tensor, of: PolicyTokens) -> list[float]:
     (found,) = torch.autograd.grad(loss.sum(), of.logprobs)
     values: list[float] = found.tolist()
     return values
-
-
-def test_the_names_of_the_configuration_are_those_of_the_registry() -> None:
-    assert tuple(POLICY_LOSSES) == NAMES
 
 
 def test_ppo_clips_tokens() -> None:
@@ -91,20 +88,20 @@ def test_gmpo_takes_the_geometric_mean_of_clipped_ratios() -> None:
     assert gradient(loss, batch) == pytest.approx([0.0, -0.8062258, 2.5298221, 0.0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names("algorithm.policy_loss"))
 def test_at_ratio_one_every_loss_has_the_policy_gradient(name: str) -> None:
     batch = tokens([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, -1.0], [0, 0, 0, 1])
-    loss, clipped = POLICY_LOSSES[name](batch)
+    loss, clipped = find_policy_loss(name)(batch)
     assert gradient(loss, batch) == pytest.approx([-2.0, -2.0, -2.0, 1.0])
     assert not clipped.any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names("algorithm.policy_loss"))
 def test_a_batch_may_be_split_between_sequences(name: str) -> None:
     whole = tokens([1.5, 0.7, 0.9, 2.0, 1.1], [1.0, -2.0, 0.5, 0.5, 3.0], [0, 0, 1, 1, 2])
-    loss, _ = POLICY_LOSSES[name](whole)
+    loss, _ = find_policy_loss(name)(whole)
     parts = [
-        POLICY_LOSSES[name](
+        find_policy_loss(name)(
             replace(
                 whole,
                 logprobs=whole.logprobs[part],
@@ -118,10 +115,10 @@ def test_a_batch_may_be_split_between_sequences(name: str) -> None:
     torch.testing.assert_close(torch.cat(parts), loss)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names("algorithm.policy_loss"))
 def test_a_runaway_ratio_does_not_overflow(name: str) -> None:
     batch = tokens([1.0, 1.0], [1.0, -1.0], [0, 1])
     far = replace(batch, proximal=torch.tensor([1000.0, -1000.0]).double())
-    loss, _ = POLICY_LOSSES[name](far)
+    loss, _ = find_policy_loss(name)(far)
     assert bool(torch.isfinite(loss).all())
     assert all(math.isfinite(value) for value in gradient(loss, far))

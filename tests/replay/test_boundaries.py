@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.config import Boundary
 from core.records import IntArray
-from replay.boundaries import Rule, TokenTable, boundaries, remembered
+from replay.boundaries import TokenTable, boundaries, remembered
 
-RULES: list[Rule] = ["line", "sentence", "code", "stride"]
+RULES: list[Boundary] = ["line", "sentence", "code", "stride"]
 
 
-def cut(pieces: list[bytes], rule: Rule, stride: int = 3) -> list[int]:
+def cut(pieces: list[bytes], rule: Boundary, stride: int = 3) -> list[int]:
     table = TokenTable(tuple(pieces))
     return [int(n) for n in boundaries(np.arange(len(pieces), dtype=np.int32), table, rule, stride)]
 
@@ -75,7 +76,7 @@ CODE = st.lists(
 
 @given(TEXTS | CODE, st.data(), st.sampled_from(RULES), st.integers(1, 5))
 def test_every_boundary_is_inside_and_its_prefix_decodes_to_a_prefix(
-    text: str, data: st.DataObject, rule: Rule, stride: int
+    text: str, data: st.DataObject, rule: Boundary, stride: int
 ) -> None:
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=30)) | {0, len(raw)})

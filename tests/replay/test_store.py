@@ -15,7 +15,7 @@ import ray
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import CutTrajectory, Outcome, Provenance, Start
-from core.sections.replay import RANKINGS
+from core.sections.registry import names
 from monitor.store_table import store_summary
 from replay.server import ShardServer
 from replay.shard import Shard
@@ -96,7 +96,7 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
     return seen
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("ranking", names("replay.ranking"))
 def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> None:
     one = run_with(1, tmp_path / "1", local=True, ranking=ranking)
     for shards in (2, 5):
@@ -153,7 +153,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     assert list(store._evidence.drawn) == [state.key for state in found[1][1:]]
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("ranking", names("replay.ranking"))
 def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str) -> None:
     """On three shards instead of one: draws with their outcomes, new values, trust, evictions, counts."""
 

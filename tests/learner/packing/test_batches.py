@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from core.config import AlgorithmConfig
+from core.config import Aggregation, AlgorithmConfig
 from core.records import Scored
-from learner.losses import Aggregation
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
 from learner.objective import policy_objective, value_objective

@@ -9,7 +9,7 @@ import launch
 from core.config import ReplayConfig
 from core.errors import ConfigError
 from core.records import CutTrajectory, Outcome, Provenance
-from core.sections.replay import RANKINGS
+from core.sections.registry import names
 from replay.rankings.find import check_ranking
 from replay.shard import Shard
 from tests.replay.test_store import NEWEST, opened
@@ -116,7 +116,7 @@ def test_check_accepts_a_users_own_ranking_and_refuses_a_wrong_one(capsys: pytes
     assert "error: replay.ranking 'own_ranking:Short' on 10 states: priority is" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", RANKINGS)
+@pytest.mark.parametrize("name", names("replay.ranking"))
 def test_the_rankings_pass_their_own_check(name: str) -> None:
     check_ranking(ReplayConfig(ranking=name))
 

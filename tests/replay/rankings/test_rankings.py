@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
-from core.sections.replay import RANKINGS
+from core.sections.registry import names
 from replay.keys import eviction_order
 from replay.rankings.base import Ranking, StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
@@ -78,7 +78,7 @@ def joined(parts: list[StateColumns], model: SuccessModel) -> StateColumns:
 MODEL = SuccessModel((1.0, -3.0, -1.0, 0.3, 0.2, 0.7, 0.4), 2.0, 2.5, 1.5)
 
 
-@pytest.mark.parametrize("name", RANKINGS)
+@pytest.mark.parametrize("name", names("replay.ranking"))
 def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
     """Ranking three problems together is ranking each by itself, bit for bit."""
     rng = np.random.default_rng(3)
@@ -87,7 +87,7 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
     np.testing.assert_array_equal(ranking(name).priority(joined(parts, MODEL)), apart)
 
 
-@pytest.mark.parametrize("name", RANKINGS)
+@pytest.mark.parametrize("name", names("replay.ranking"))
 def test_what_a_ranking_says_is_what_it_does(name: str) -> None:
     """A state has a reason exactly if its priority is -inf."""
     rng = np.random.default_rng(4)

@@ -21,7 +21,7 @@ from core.config import StarterConfig
 from core.errors import ConfigError, DataError
 from core.protocols import Case
 from core.records import Verdict
-from core.sections.tasks import TASKS
+from core.sections.registry import names
 from tasks.judge_worker import load_verifier
 from tasks.kinds import TaskKind, find_kind
 from tasks.synthetic import rule
@@ -197,7 +197,7 @@ def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
 
 def test_every_generated_task_has_a_checker() -> None:
     ours = {*PUZZLES, GUESS, None} - {LOCK, STORIES}  # a game: tests/tasks/worlds/test_games.py; bench: bench/learning
-    assert {find_kind(name).puzzle for name in TASKS} == ours
+    assert {find_kind(name).puzzle for name in names("task.name")} == ours
     assert all(kind_of(puzzle).puzzle == puzzle for puzzle in PUZZLES)
     assert all(
         not is_for_evaluation(item.reference) for item in puzzle_items(LOCK, 3, range(1, 4), 50, evaluation=False)

@@ -19,7 +19,7 @@ from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from core.run_directory import RunDirectory, keep_lines
-from core.sections.tasks import TASKS
+from core.sections.registry import names
 from tasks.kinds import find_kind
 from tasks.task import EvaluationSet, Task
 from tests.trainer.model.test_files import save_model, save_tokenizer
@@ -163,7 +163,7 @@ def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
 
 def test_each_evaluation_set_is_evaluated_with_its_own_number_of_samples() -> None:
     task = cast(Any, task_of({"a": 1.0, "b": 0.5}))
-    task.sets = {"exam": EvaluationSet(PROBLEMS[:1], 0), "aime": EvaluationSet(PROBLEMS[1:], 4)}
+    task.sets = {"exam": EvaluationSet(PROBLEMS[:1], None), "aime": EvaluationSet(PROBLEMS[1:], 4)}
     seeds: list[int] = []
 
     class Watched(Engines):
@@ -257,7 +257,7 @@ def test_responses_are_written_before_models_are_compared(
 
 
 def test_answers_are_compared_by_value() -> None:
-    voted = {name: answer for name in TASKS if (answer := find_kind(name).answer)}
+    voted = {name: answer for name in names("task.name") if (answer := find_kind(name).answer)}
     assert {name: answer("+5=12\n#12") for name, answer in voted.items() if name == "arithmetic"} == {
         "arithmetic": "#12"
     }
