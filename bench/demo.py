@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.models import ROOT
+from bench.tasks.starters import Settings, build_starter
 from core.config import Config, Device, ResolvedConfig
 from core.interruption import Interruption
 from core.load import AnyConfig, load_config, override
@@ -19,6 +20,8 @@ from trainer.metrics import PhaseClock, PhaseSeconds
 from trainer.records import Components, IterationSettings
 
 ARITHMETIC = load_config(ROOT / "configs" / "arithmetic.yaml")
+HARDLY = Settings(slip=0.6, steps=20)
+"""A hardly trained starter of the recipe."""
 
 
 class Lap(NamedTuple):
@@ -36,8 +39,9 @@ def changed(config: AnyConfig, fields: Mapping[str, object]) -> AnyConfig:
 def recipe(fields: Mapping[str, object]) -> Config:
     """The recipe with a hardly trained starter, whose responses use up their budget, no warm-up of the critic and no
     reference policy, as TRL's trainer by default."""
+    model = build_starter(ROOT / ".cache" / "starters" / "hardly", HARDLY, ARITHMETIC.task)
     return changed(
-        ARITHMETIC, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields}
+        ARITHMETIC, {"model.path": model, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields}
     )
 
 

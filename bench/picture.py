@@ -5,7 +5,7 @@ r"""Draws the README's picture from two runs, the demo and PPO alone at the bett
         --algorithm.positive_coefficient 0 --learner.policy_lr 1.0e-5
     python -m bench.picture runs/full runs/plain
 
-`python -m bench.picture runs/guess --output docs/guess.png` draws a run of configs/guess.yaml for
+`python -m bench.picture runs/guess --output docs/guess.png` draws a run of bench/recipes/guess.yaml for
 docs/environments.md. It reads the runs' files only.
 """
 

@@ -165,14 +165,11 @@ def restart(pool: RolloutPool, model: Model) -> float:
 
 def launch() -> float:
     """Seconds from the start of `launch.py train` to its first responses."""
-    from core.load import load_config, override
-    from tasks.starter import resolve_model
+    from bench.demo import recipe
 
     with tempfile.TemporaryDirectory() as folder:
-        fields = ["--run.root", folder, "--run.name", "launch", "--starter.cache", f"{folder}/starters"]
-        fields += ["--starter.steps", "20", "--task.eval_problems", "1", "--cluster.address", "local"]
-        config = override(load_config(ROOT / "configs" / "arithmetic.yaml"), fields)
-        resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+        fields = ["--run.root", folder, "--run.name", "launch", "--model.path", recipe({}).model.path]
+        fields += ["--task.eval_problems", "1", "--cluster.address", "local"]
         first = Path(folder) / "launch" / "evaluations.jsonl"
         begun = time.perf_counter()
         process = subprocess.Popen(

@@ -29,7 +29,7 @@ from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
-from tasks.starter import CONTEXT
+from tasks.synthetic.starter import CONTEXT, check_task
 from trainer.build import chosen
 from trainer.model.automatic import Note, expected_device
 from trainer.model.files import check_judging_model, load_task, located
@@ -112,6 +112,8 @@ def check_model_and_data(config: Config) -> str:
         lines += [f"{label}: {len(of_source)} problems"] if label else []
         lines.append(_first_prompt(of_source[0], task.tokenizer if task else None))
         lines.append(check_judge(source, of_source, located(config.reward_model)))
+    if task is None:
+        check_task(config.task)
     return "\n".join(lines)
 
 

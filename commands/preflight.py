@@ -3,7 +3,7 @@
 from actors.options import check_options, check_sampling_values, check_training_options
 from core.config import ClusterConfig, Config, every_source
 from core.machine import this_machine
-from core.plan import Resources, check_machine, check_starter, choose_device
+from core.plan import Resources, check_machine, choose_device
 from core.run_directory import check_root
 from core.seeds import derive
 from core.startup import check_reachable, named_address
@@ -26,7 +26,6 @@ def preflight(config: Config, *, local: bool = False, offline: bool = False) -> 
 
 def check_configuration(config: Config) -> None:
     """Check the engines' options, and try what a user adds in Python. Raises ConfigError."""
-    check_starter(config)
     check_options(rollout_settings(config.rollout, config.task), config.cluster.device)
     check_methods(config)
 

@@ -34,10 +34,9 @@ from core.seeds import derive
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
-from tasks.starter import resolve_model
 from trainer import checkpoint
 from trainer.model.automatic import resolved_type
-from trainer.model.files import check_vocabulary, inspect_model, load_tokenizer
+from trainer.model.files import check_vocabulary, inspect_model, load_tokenizer, resolve_model
 from trainer.model.gguf import model_folder
 
 SectionName = Literal["sft", "reward_model"]
@@ -188,7 +187,7 @@ def _model(config: Config, device: Device) -> tuple[str, Config, int]:
             "this command"
         )
     path = model_folder(config.model.path, "model.path")
-    model = resolve_model(path, config.starter, config.task, config.run.seed)
+    model = resolve_model(path, config.task, config.run.seed)
     info = inspect_model(model)
     check_vocabulary(model, info, load_tokenizer(model))
     config, notes = resolved_type(config, info, this_machine(), device)

@@ -33,7 +33,7 @@ from trainer.mirror import download, upload
 from trainer.model.automatic import recorded
 from trainer.session import Outputs, Schedule, Session, run_session
 
-LASTING_SECTIONS = {"model", "task", "starter"}
+LASTING_SECTIONS = {"model", "task"}
 LASTING_FIELDS = {
     "run.seed",
     "learner.zero_stage",

@@ -22,7 +22,6 @@ from core.sections.tasks import (
     RewardConfig,
     SandboxMode,
     Source,
-    StarterConfig,
     TaskConfig,
     evaluation_sets,
     every_source,
@@ -59,7 +58,8 @@ class ModelConfig(Section):
     """The policy that training starts from."""
 
     path: str = "starter"
-    """Hugging Face name, directory or `.gguf` file; 'starter': build and warm-start a small model (see `starter`)."""
+    """Hugging Face name, directory or `.gguf` file; 'starter': a small model for task arithmetic, built at the
+    first run."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights. auto: the checkpoint's, but float32 on a CPU without instructions for bfloat16."""
 
@@ -119,7 +119,6 @@ class Config(Section):
 
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
-    starter: StarterConfig = StarterConfig()
     task: TaskConfig = TaskConfig()
     rollout: RolloutConfig = RolloutConfig()
     replay: ReplayConfig = ReplayConfig()

@@ -60,7 +60,7 @@ MEANINGS: Mapping[str, str] = {
     "monitor.project": "wandb_project project_name experiment_name",
 }
 """What OpenRLHF, verl, TRL and others call our fields."""
-RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
+RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -210,7 +210,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration of a YAML file over the defaults. A path such as configs/rule.yaml that does not exist here is
+    """The configuration of a YAML file over the defaults. A path such as configs/demo.yaml that does not exist here is
     looked for in the project's own folder. Raises ConfigError, naming the nearest of an unknown key."""
     try:
         text = (Path(path) if Path(path).exists() else ROOT / path).read_text(encoding="utf-8")

@@ -169,27 +169,6 @@ def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     return (Bundle("reward model", judged, 0.0, gpus),) if judged else ()
 
 
-HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of heads that vLLM's CPU engine supports
-
-
-def check_starter(config: Config) -> None:
-    """Raises ConfigError if the starter has a shape that cannot be built, or that vLLM's CPU engine lacks."""
-    starter = config.starter
-    if config.model.path != "starter":
-        return
-    size, rest = divmod(starter.hidden_size, starter.heads)
-    if rest:
-        raise ConfigError(
-            f"starter.hidden_size = {starter.hidden_size} does not divide into starter.heads = {starter.heads}; change "
-            "one of them"
-        )
-    if config.cluster.device != "cuda" and size not in HEAD_SIZES:
-        raise ConfigError(
-            f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of "
-            f"{', '.join(map(str, HEAD_SIZES))}; change one of them"
-        )
-
-
 def check_machine(config: Config, machine: Machine, device: str) -> None:
     """Raises ConfigError for threads and memory beyond what the machine has, on which all processes run."""
     rollout = config.rollout

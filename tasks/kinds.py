@@ -84,8 +84,11 @@ def find_kind(name: str) -> TaskKind:
     found = find("task.name", name)
     if not isinstance(found, TaskKind):
         raise ConfigError(f"task.name {name!r}: {type(found).__name__}; name a tasks.kinds.TaskKind")
-    if name not in names("task.name") and (":" not in found.verifier or (found.puzzle is None) == (found.read is None)):
-        raise ConfigError(f"task.name {name!r}: give it a verifier 'module:function', and either a puzzle or read")
+    judged = ":" in found.verifier or found.episodes
+    if name not in names("task.name") and (not judged or (found.puzzle is None) == (found.read is None)):
+        raise ConfigError(
+            f"task.name {name!r}: give it a verifier 'module:function' or episodes, and either a puzzle or read"
+        )
     return found
 
 

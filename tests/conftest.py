@@ -1,10 +1,12 @@
-"""What engine tests share: one Ray cluster for the whole session."""
+"""What many tests share: one Ray cluster for the whole session, small models."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -72,6 +74,26 @@ def ray_address(ray_cluster: None) -> str:
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.fixture(scope="session")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """starter(recipe, *fields, **settings): folder of the small model of a recipe in tests/recipes, with other fields
+    ('--task.path', 'x') and other settings (steps=20), built once."""
+    from bench.tasks.starters import STARTERS, build_starter
+    from core.load import load_config, override
+
+    root = tmp_path_factory.mktemp("starters")
+    known: list[Any] = []
+
+    def _built(recipe: str, *fields: str, **settings: Any) -> str:
+        asked = (recipe, fields, settings)
+        known.extend([] if asked in known else [asked])
+        config = override(load_config(ROOT / "tests" / "recipes" / f"{recipe}.yaml"), list(fields))
+        folder = root / f"{recipe}-{known.index(asked)}"
+        return build_starter(folder, replace(STARTERS[recipe], **settings), config.task, config.run.seed)
+
+    return _built
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from collections import Counter as Counts
 from typing import Any, ClassVar
 from zlib import crc32
 
+from bench.tasks.calculator import Calculator
 from core.environments.protocol import Messages, Step
 from core.records import World
-from tasks.synthetic.calculator import Calculator
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEPT: list[bytes] = []

@@ -2,12 +2,14 @@
 lost engine, resumed again."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.whole_runs import (
+    CALCULATOR,
     RECIPE,
     assert_engines_agreed,
     begin,
@@ -22,11 +24,11 @@ STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
 ITERATIONS, EVERY, STALENESS = 14, 2, 2
 
 
-def options(root: Path, address: str) -> list[str]:
+def options(root: Path, address: str, model: str) -> list[str]:
     return [
         *("--config", RECIPE, "--run.root", str(root), "--run.name", "killed", "--cluster.address", address),
-        *("--task.name", "calculator", "--starter.steps", "60"),  # enough to call it
-        *("--starter.cache", str(root / "starters"), "--evaluation.every", "0"),
+        *CALCULATOR,
+        *("--model.path", model, "--evaluation.every", "0"),
         *("--run.iterations", str(ITERATIONS), "--run.checkpoint-every", str(EVERY), "--run.keep-checkpoints", "10"),
         *("--rollout.max-staleness", str(STALENESS), "--rollout.max-running", "8"),  # so that there is a queue
     ]
@@ -73,10 +75,10 @@ def engines() -> set[psutil.Process]:
 
 
 def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(
-    ray_address: str, tmp_path: Path
+    ray_address: str, tmp_path: Path, starter: Callable[..., str]
 ) -> None:
     folder = tmp_path / "killed"
-    kill_after_a_checkpoint(folder, *options(tmp_path, ray_address))
+    kill_after_a_checkpoint(folder, *options(tmp_path, ray_address, starter("tiny", *CALCULATOR, steps=60)))
     saved = int((folder / "checkpoints" / "latest").read_text())
     assert saved < ITERATIONS
     in_flight = {start["id"] for start in progress(folder, saved)["in_flight"]}

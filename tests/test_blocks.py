@@ -56,7 +56,8 @@ def test_blocks_are_of_languages_that_are_run() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as a user has it: the recipes, and the README's my.yaml."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "bench"):
+        (tmp_path / name).symlink_to(ROOT / name)
     (recipe,) = (block.text for block in BLOCKS if block.language == "yaml" and block.name.startswith("README"))
     (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

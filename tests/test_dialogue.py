@@ -3,6 +3,7 @@ another."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ WORDS = ("thanks", "please", "gladly", "surely")
 
 
 @pytest.fixture(scope="module")
-def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def options(
+    ray_address: str, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]
+) -> tuple[Path, list[str]]:
     """The folder of the runs and what all commands share. Polite replies are preferred."""
     root = tmp_path_factory.mktemp("dialogue")
     rows = [
@@ -25,16 +28,11 @@ def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> tuple
         for word in WORDS
     ]
     (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ("--task.path", str(root / "pairs.jsonl"))
     return root, [
-        *(
-            "--config",
-            "tests/recipes/dialogue.yaml",
-            "--run.root",
-            str(root),
-            "--starter.cache",
-            str(root / "starters"),
-        ),
-        *("--task.path", str(root / "pairs.jsonl"), "--reward_model.pairs", str(root / "pairs.jsonl")),
+        *("--config", "tests/recipes/dialogue.yaml", "--run.root", str(root)),
+        *data,
+        *("--reward_model.pairs", str(root / "pairs.jsonl"), "--model.path", starter("dialogue", *data)),
         *("--cluster.address", ray_address),
     ]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -38,21 +39,20 @@ from trainer.mirror import open_store
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Folder of the runs, and the options that all runs share (one starter model for all)."""
+def roots(tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]) -> tuple[Path, list[str]]:
+    """Folder of the runs, and the options that all runs share (one model for all)."""
     root = tmp_path_factory.mktemp("runs")
     return root, [
         "--config",
         RECIPE,
         "--run.root",
         str(root),
-        "--starter.cache",
-        str(root / "starters"),
+        "--model.path",
+        starter("tiny", steps=120),  # of few steps: it solves some problems, and there is a gradient
         "--cluster.address",
         "local",
         *("--run.iterations", "10", "--run.checkpoint-every", "5", "--evaluation.every", "5"),
-        # solved now and then by a starter of few steps: without any success there is no gradient
-        *("--starter.steps", "120", "--task.min-operations", "1", "--task.max-operations", "2"),
+        *("--task.min-operations", "1", "--task.max-operations", "2"),
     ]
 
 

@@ -2,22 +2,24 @@
 world answers differently."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.whole_runs import RECIPE, kill_after_a_checkpoint, metrics, run
+from tests.whole_runs import CALCULATOR, RECIPE, kill_after_a_checkpoint, metrics, run
 
 
 @pytest.fixture
-def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]) -> list[str]:
     """Of a run whose starter calls its calculator."""
     root = tmp_path_factory.getbasetemp() / "environment"
     return [
         *("--config", RECIPE, "--run.root", str(root), "--cluster.address", ray_address),
-        *("--task.name", "calculator", "--starter.steps", "60", "--starter.cache", str(root / "starters")),
+        *CALCULATOR,
+        *("--model.path", starter("tiny", *CALCULATOR, steps=60)),
         *("--run.iterations", "6", "--run.checkpoint-every", "3", "--evaluation.every", "0"),
     ]
 

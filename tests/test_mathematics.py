@@ -4,6 +4,7 @@ rewards, evaluation sets; pass@k, maj@k, avg@k."""
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ EXAM = {"label": "exam", "path": "tests/data/gsm8k/test.jsonl", "problems": 2}
 SETS = ("--task.eval_sets", json.dumps([EXAM, {"name": "sums", "problems": 3, "samples": 2}]))
 
 
-def test_warm_start_training_and_evaluation_follow_one_another(ray_address: str, tmp_path: Path) -> None:
+def test_warm_start_training_and_evaluation_follow_one_another(
+    ray_address: str, tmp_path: Path, starter: Callable[..., str]
+) -> None:
     shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path), "--cluster.address", ray_address]
-    shared += ["--starter.cache", str(tmp_path / "starters")]
+    shared += ["--model.path", starter("gsm8k")]
     told = run("sft", *shared, "--run.name", "warm")
     assert "10 rows to learn, 4 held out" in told
     warm = tmp_path / "warm"

@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,9 +107,9 @@ def submit(dashboard: str, command: list[str]) -> "subprocess.CompletedProcess[s
         time.sleep(2)
 
 
-def test_a_submitted_job_trains_on_the_cluster(dashboard: str, tmp_path: Path) -> None:
+def test_a_submitted_job_trains_on_the_cluster(dashboard: str, tmp_path: Path, starter: Callable[..., str]) -> None:
     options = ["--config", "tests/recipes/tiny.yaml", "--run.root", str(tmp_path), "--run.name", "job"]
-    small = ["--run.iterations", "1", "--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
+    small = ["--run.iterations", "1", "--model.path", starter("tiny", steps=5)]
     done = submit(dashboard, ["launch.py", "train", *options, *small])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "succeeded" in done.stdout

@@ -1,6 +1,7 @@
 """A run on a data set of Reasoning Gym, as its user starts it: graded rewards, held-out problems, an evaluation set."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ pytest.importorskip("reasoning_gym", reason="pip install --no-deps -r requiremen
 CHAINS = {"label": "chains", "path": "chain_sum", "parameters": {"max_terms": 3}, "problems": 5}
 
 
-def test_training_on_a_generated_data_set_with_graded_scores(tmp_path: Path) -> None:
+def test_training_on_a_generated_data_set_with_graded_scores(tmp_path: Path, starter: Callable[..., str]) -> None:
     fields = ["--task.name", "reasoning_gym", "--task.path", "basic_arithmetic", "--task.columns.solution", "answer"]
     fields += ["--task.parameters", '{"min_terms": 2, "max_terms": 2, "max_digits": 1}', "--task.problems", "400"]
-    fields += ["--starter.steps", "150", "--starter.vocabulary", "400", "--starter.cache", str(tmp_path / "starters")]
+    fields += ["--model.path", starter("tiny", *fields, steps=150, vocabulary=400)]
     fields += ["--rollout.max_prompt_tokens", "160", "--rollout.max_response_tokens", "24", "--run.iterations", "2"]
     sets = ["--task.eval_sets", json.dumps([CHAINS])]
     said = run("train", "--config", RECIPE, *fields, *sets, "--run.root", str(tmp_path), "--run.name", "gym", "--local")

@@ -14,6 +14,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 RECIPE = "tests/recipes/tiny.yaml"
+CALCULATOR = ("--task.name", "bench.tasks.calculator:calculator")
+"""The recipe's task in several turns."""
 UNREPEATED = ("_seconds", "tokens_per_second", "_idle", "store_bytes")
 """Parts of the names of metrics that no run repeats: times, and memory, which depends on when buffers grew."""
 SECRET = "of-nobody-else-5d1f"

@@ -25,7 +25,7 @@ from core.startup import named_address, without_gc
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import Note, expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
-from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
+from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task, resolve_model
 from trainer.model.gguf import model_folder
 from trainer.records import Components, IterationSettings
 
@@ -148,10 +148,8 @@ def check_needs(config: Config) -> None:
 
 def find_model(config: Config) -> str:
     """The directory or name of the model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
-    from tasks.starter import resolve_model
-
     path = model_folder(config.model.path, "model.path")
-    return resolve_model(path, config.starter, config.task, config.run.seed)
+    return resolve_model(path, config.task, config.run.seed)
 
 
 def open_model_and_task(config: Config, training: bool = True) -> AbstractContextManager[ModelAndTask]:

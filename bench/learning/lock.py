@@ -20,10 +20,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from bench.tasks.guesses import GuessedPuzzle
 from core.errors import DataError
 from core.records import Verdict
 from tasks.kinds import TaskKind
-from tasks.synthetic.generated import Puzzle, wrong
+from tasks.synthetic.generated import wrong
 
 LETTERS = "abcdefghijklmnopqrst"  # the positions, by their numbers: one token each, as small models need it
 POSITIONS = len(LETTERS)
@@ -164,7 +165,7 @@ def _presses(text: str) -> int:
     return distances(lock.goal, lock.traps)[lock.start]
 
 
-LOCK = Puzzle(
+LOCK = GuessedPuzzle(
     "lock", LETTERS + ">!+-*\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses"), guess=_guess
 )
 lock = TaskKind("bench.learning.lock:verify_lock", LOCK)

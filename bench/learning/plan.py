@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.runs import Fields, Run
+from bench.tasks.starters import Settings
 from core.config import Config
 from core.load import parse_config
 
@@ -88,14 +89,16 @@ def setting(
     return Setting(title, tokens, fields)
 
 
-STORIES, LOCK = "bench.learning.stories:stories", "bench.learning.lock:lock"
+RULE, STORIES = "bench.tasks.rule:rule", "bench.learning.stories:stories"
+LOCK = "bench.learning.lock:lock"
+OF_STORIES = {"starter__vocabulary": 2048}
 OF_LOCK = {"task__problems": 2048, "algorithm__kl_coefficient": 0.1}
 SETTINGS: Mapping[str, Setting] = {
-    "rule medium": setting("rule, 4 lines", 250_000, "rule", 4, 9, (6, 15), 1e-3, starter__steps=800),
-    "stories medium": setting("stories, 4 steps", 700_000, STORIES, 4, 8, (34, 38), 7e-4),
+    "rule medium": setting("rule, 4 lines", 250_000, RULE, 4, 9, (6, 15), 1e-3, starter__steps=800),
+    "stories medium": setting("stories, 4 steps", 700_000, STORIES, 4, 8, (34, 38), 7e-4, **OF_STORIES),
     "lock medium": setting("lock, 4 presses", 600_000, LOCK, 4, 6, (12, 30), 1.4e-3, **OF_LOCK),
-    "rule hard": setting("rule, 7 lines", 1_000_000, "rule", 7, 9, (9, 24), 5e-4, starter__steps=800),
-    "stories hard": setting("stories, 6 steps", 1_000_000, STORIES, 6, 8, (46, 54), 7e-4),
+    "rule hard": setting("rule, 7 lines", 1_000_000, RULE, 7, 9, (9, 24), 5e-4, starter__steps=800),
+    "stories hard": setting("stories, 6 steps", 1_000_000, STORIES, 6, 8, (46, 54), 7e-4, **OF_STORIES),
     "lock hard": setting("lock, 6 presses", 1_000_000, LOCK, 6, 6, (12, 30), 1.4e-3, **OF_LOCK),
 }
 """By success from the root before training: about 1 % (medium), and at most 0.1 % (hard)."""
@@ -103,13 +106,23 @@ SETTINGS: Mapping[str, Setting] = {
 
 def configuration(run: Run, work: Path, changes: Fields) -> Config:
     """The configuration of a run; `changes`: single fields that replace the plan's. Raises ConfigError."""
-    arm = {**SETTINGS[run.part].fields, **ARMS[run.arm]}
-    fields = {**COMMON, **arm, "run.seed": run.seed, "run.root": str(work), **changes}
+    fields = {**_fields(run), "run.seed": run.seed, "run.root": str(work), **changes}
     data: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
         section, _, field = name.partition(".")
         data.setdefault(section, {})[field] = value
+    del data["starter"]
     return parse_config(data, source=f"bench.learning {run.name}")
+
+
+def starter_of(run: Run) -> Settings:
+    """The model that a run starts from: its fields `starter.`."""
+    fields = _fields(run).items()
+    return Settings(**{name.removeprefix("starter."): value for name, value in fields if name.startswith("starter.")})
+
+
+def _fields(run: Run) -> Fields:
+    return {**COMMON, **SETTINGS[run.part].fields, **ARMS[run.arm]}
 
 
 def matrix(settings: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:

@@ -6,12 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench.learning.plan import SETTINGS, configuration
+from bench.learning.plan import SETTINGS, configuration, starter_of
 from bench.runs import Run, append_line
+from bench.tasks.starters import build_starter
 from bench.training import Schedule, opened, train
 from core.config import Config
 from core.startup import set_environment
-from tasks.starter import resolve_model
 from trainer.local import single_process
 
 POINTS = 20  # evaluations in a run, at equal distances in generated tokens
@@ -19,9 +19,10 @@ LAST_SAMPLES = 32  # of each held-out problem after training
 STARTER_SEED = 0
 
 
-def with_starter(config: Config) -> Config:
+def with_starter(run: Run, config: Config) -> Config:
     """The configuration with the starter of all seeds, as users share a pretrained model."""
-    path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
+    place = Path(".cache/starters").resolve() / run.part.replace(" ", "-")
+    path = build_starter(place, starter_of(run), config.task, STARTER_SEED)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
@@ -31,7 +32,7 @@ def main(path: Path) -> None:
     order = json.loads(path.read_text(encoding="utf-8"))
     run, work = Run(**order["run"]), Path(order["work"])
     budget = round(order["scale"] * SETTINGS[run.part].tokens)
-    config = with_starter(single_process(configuration(run, work, order["changes"])))
+    config = with_starter(run, single_process(configuration(run, work, order["changes"])))
     with opened(run.name, config) as (parts, resolved, directory):
         found = train(parts, resolved, directory, Schedule(budget, POINTS, LAST_SAMPLES))
     append_line(Path(order["table"]), {"run": order["run"], **order["about"], **found})

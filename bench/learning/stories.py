@@ -18,9 +18,10 @@ import re
 
 import numpy as np
 
+from bench.tasks.guesses import GuessedPuzzle
 from core.records import Verdict
 from tasks.kinds import TaskKind
-from tasks.synthetic.generated import Puzzle, begins, same_lines
+from tasks.synthetic.generated import begins, same_lines
 
 VERBS = {
     **dict.fromkeys(("buys", "finds", "gets", "wins"), "+"),
@@ -85,7 +86,7 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     return f"{name} has {begun} {things}.{rest}"
 
 
-STORIES = Puzzle(
+STORIES = GuessedPuzzle(
     "stories",
     "".join(
         sorted({*"".join([*VERBS, *THINGS, "has", *(word for pair in PEOPLE for word in pair)]), *"0123456789 .+-=#\n"})
@@ -96,7 +97,6 @@ STORIES = Puzzle(
     begins(_solution),
     units=("step", "steps"),
     guess=_guess,
-    words=True,
 )
 stories = TaskKind("bench.learning.stories:verify_stories", STORIES)
 """`task.name: bench.learning.stories:stories`."""

@@ -9,11 +9,8 @@ from core.imports import imported
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "task.name": {  # a `tasks.kinds.TaskKind`
         "arithmetic": "tasks.synthetic.arithmetic:TASK",
-        "rule": "tasks.synthetic.rule:TASK",
-        "calculator": "tasks.synthetic.calculator:TASK",
         "sums": "tasks.synthetic.sums:TASK",
         "reasoning_gym": "tasks.synthetic.reasoning_gym:TASK",
-        "guess": "tasks.worlds.games:TASK",
         "verifiers": "tasks.worlds.verifiers:TASK",
         "gsm8k": "tasks.mathematics.answers:GSM8K",
         "math": "tasks.mathematics.answers:MATH",
@@ -25,8 +22,6 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "environment": "tasks.kinds:EPISODES",
     },
     "rollout.environment": {  # a class, see `core.environments.protocol.Environment`
-        "calculator": "tasks.synthetic.calculator:Calculator",
-        "guess": "tasks.worlds.games:Guess",
         "served": "core.environments.served:Served",  # by `rollout.serve`
         "textarena": "tasks.worlds.games:TextArena",
         "verifiers": "tasks.worlds.verifiers:Verifiers",  # of the task of this name

@@ -1,6 +1,5 @@
-"""Starter model, task and data."""
+"""Task and data."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ from core.sections.base import (
     Options,
     Positive,
     Section,
-    UnitInterval,
     Whole,
     as_mapping,
     one_of,
@@ -30,33 +28,6 @@ from core.sections.registry import names
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
-
-
-class StarterConfig(Section):
-    """The small warm-started model that stands in for a pretrained one (used when model.path is 'starter')."""
-
-    hidden_size: Annotated[int, Field(ge=8)] = 128
-    """Width of the model: heads x a head size that the CPU engine supports (32, 64, 80, 96, 112, 128)."""
-    layers: Count = 3
-    """Transformer layers."""
-    heads: Count = 4
-    """Attention heads."""
-    vocabulary: Annotated[int, Field(ge=300)] = 2048
-    """Tokens of the byte-level BPE (text tasks, sums and guess; the other generated tasks use characters)."""
-    steps: Whole = 700
-    """Optimizer steps of supervised warm-start; 0: random weights (for `launch.py sft`)."""
-    batch_size: Count = 64
-    """Solutions per warm-start step."""
-    lr: Positive = 2e-3
-    """Peak learning rate of the warm-start."""
-    max_operations: Count = 8
-    """Generated tasks: most operations of a warm-start problem; problems with one more operation are 0.6 times as frequent."""
-    slip: UnitInterval = 0.0
-    """Generated tasks: share of warm-start solutions without their last line; training must correct this habit."""
-    guess: UnitInterval = 0.0
-    """Task rule: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
-    cache: Path = Path(".cache/starters")
-    """Where built starters are kept, by hash of these settings."""
 
 
 class Columns(Section):
@@ -138,7 +109,7 @@ class DataSetConfig(Section):
         description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(names('task.name'))}, or your own as module:NAME (docs/extending.md).",
     )
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); an environment of verifiers (task verifiers); empty: the task generates its problems (arithmetic, rule, calculator, sums)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; a data set of Reasoning Gym (task reasoning_gym); an environment of verifiers (task verifiers); empty: the task generates its problems (arithmetic, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     parameters: Options = Field({})
@@ -159,7 +130,7 @@ class DataSetConfig(Section):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
     min_operations: Count = 4
-    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; rule: lines; calculator: calls; sums: sums and differences)."""
+    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; sums: sums and differences)."""
     max_operations: Count = 10
     """Generated tasks: most operations of a problem to train on."""
     problems: AutoCount = Field(AUTO)

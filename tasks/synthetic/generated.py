@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.config import StarterConfig
-from core.errors import ConfigError, DataError
+from core.errors import DataError
 from core.records import Verdict
 from core.seeds import generator
 from tasks.problems import Item, prompt_digest
@@ -33,8 +32,6 @@ class Puzzle:
     prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether the prefix is correct; exact
     ending: str = "\n"  # end of the prompt, after the text
     units: tuple[str, str] = ("operation", "operations")
-    guess: Callable[[str, np.random.Generator], str] | None = None  # text -> a random answer of the right form
-    words: bool = False  # a token is a frequent word or a digit, as in large models; else a character
 
     def item(self, text: str) -> Item:
         """The problem of a text."""
@@ -69,25 +66,6 @@ def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, ev
         f"{operations.start} to {operations.stop - 1} operations; raise task.max_operations or lower "
         f"{'task.eval_problems' if evaluation else 'task.problems'}"
     )
-
-
-def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
-    """A solution that lacks its last line with probability `slip`: a starter then often does not finish, as supervised
-    models often do not, and learns to finish from the reward."""
-    return solution[: solution.rfind("\n") + 1] if slip > 0 and rng.random() < slip else solution
-
-
-def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Generator) -> str:
-    """What a starter is shown for a problem: its solution, which may lack its end (`careless`), or a guess. Guesses
-    teach the form of an answer and nothing of its content. Raises ConfigError for a puzzle without guesses."""
-    if starter.guess > 0:
-        if puzzle.guess is None:
-            raise ConfigError(
-                f"starter.guess = {starter.guess:g}: task {puzzle.name} has no random answers; set it to 0"
-            )
-        if rng.random() < starter.guess:
-            return puzzle.guess(text, rng)
-    return careless(puzzle.solution(text), starter.slip, rng)
 
 
 def begins(solution: Callable[[str], str]) -> Callable[[str, str], bool]:

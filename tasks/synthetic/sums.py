@@ -103,6 +103,5 @@ SUMS = Puzzle(
     lambda text: len(_TERM.findall(text)),
     right_so_far,
     ending="",
-    words=True,
 )
 TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer)

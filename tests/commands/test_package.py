@@ -63,7 +63,9 @@ def test_all_lies_in_one_package(installed: Path) -> None:
 
 def test_the_console_script_finds_the_recipes(installed: Path, tmp_path: Path) -> None:
     script = str(installed / "bin" / "retrospect")
-    done = run(installed, tmp_path, script, "check", "--offline", "--config", "configs/rule.yaml", "--run.iterations=3")
+    done = run(
+        installed, tmp_path, script, "check", "--offline", "--config", "configs/arithmetic.yaml", "--run.iterations=3"
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"iterations\W+3\b", done.stdout)
     assert "retrospect train" in run(installed, tmp_path, script, "--help").stdout
@@ -119,7 +121,7 @@ with cluster.connect(Config(), "r", lambda config, device: ()):
 def test_the_command_line_judges_by_a_user_s_module(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "mine.py").write_text("def reward(reference, response): return 1.0")
-    command = [str(installed / "bin" / "retrospect"), "check", "--config", "configs/rule.yaml"]
+    command = [str(installed / "bin" / "retrospect"), "check", "--config", "configs/arithmetic.yaml"]
     assert run(installed, tmp_path, *command, "--task.reward=tasks.mine:reward").returncode == 0
     wrong = run(installed, tmp_path, *command, "--task.reward=tasks.absent:reward")
     assert wrong.returncode == 2

@@ -18,7 +18,7 @@ from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.writes import pack_outcomes, pack_trajectories
-from tasks.corpus import character_tokenizer
+from tasks.synthetic.corpus import character_tokenizer
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import launch
 from commands.reward_model import pair_rows
 from commands.sft import from_messages, sft_rows
 from commands.supervised import Read
-from core.config import Config, RewardModelConfig, StarterConfig, TaskConfig
+from core.config import Config, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.load import load_config
 from core.protocols import Case
@@ -35,7 +36,6 @@ from tasks.dialogue.reward_model import (
     score_verdict,
 )
 from tasks.kinds import task_items
-from tasks.starter import resolve_model
 from tests.conftest import FEW_ROWS
 from tests.whole_runs import metrics, run
 
@@ -43,11 +43,10 @@ MOST = 512  # tokens of a row
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(starter: Callable[..., str]) -> str:
     """A new model of one layer over characters."""
-    starter = StarterConfig(hidden_size=32, layers=1, heads=1, steps=0, cache=tmp_path_factory.mktemp("starter"))
     template = "".join(chr(code) for code in range(32, 127)) + "{prompt}\n"
-    return resolve_model("starter", starter, TaskConfig(template=template), 0)
+    return starter("tiny", "--task.template", template, hidden_size=32, layers=1, heads=1, steps=0)
 
 
 @pytest.fixture(scope="module")

@@ -78,10 +78,10 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     config, target, against, responses, local = asked.pop()
     assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
     assert (against, responses, local) == ("", None, False)
-    options = ["--checkpoint", policy, "--task", "rule", "--against", "b", "--responses", "r.parquet"]
+    options = ["--checkpoint", policy, "--task", "sums", "--against", "b", "--responses", "r.parquet"]
     assert launch.main(["evaluate", *options]) == 0
     config, target, against, responses, local = asked.pop()
-    assert (config.run.iterations, config.task.name, target) == (7, "rule", policy)
+    assert (config.run.iterations, config.task.name, target) == (7, "sums", policy)
     assert (against, responses) == ("b", Path("r.parquet"))
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()
@@ -124,7 +124,6 @@ def test_what_cannot_change_exists() -> None:
         ("learner.lora_rank", "8"),
         ("learner.value_path", "'rm'"),
         ("replay.decay", "0.9"),
-        ("starter.layers", "9"),
     ],
 )
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:

@@ -20,7 +20,7 @@ from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import FIELDS, load_config, override, parse_config
 from core.machine import Machine
-from core.plan import check_machine, check_starter, placement
+from core.plan import check_machine, placement
 from core.run_directory import RunDirectory
 from tests.processes import LONG
 
@@ -167,10 +167,6 @@ def test_a_bad_recipe_is_one_line(content: bytes, told: str, tmp_path: Path) -> 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"replay": {"ratio": 0.1}, "rollout": {"starts": 4}}, "replay.ratio = 0.1 of rollout.starts = 4 is less than one"),
     ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
-    ({"starter": {"hidden_size": 100, "heads": 3}}, "starter.hidden_size = 100 does not divide into starter.heads = 3"),
-    ({"starter": {"hidden_size": 64, "heads": 4}}, "starter.hidden_size / starter.heads = 16: vLLM's CPU engine"),
-    ({"starter": {"hidden_size": 192, "heads": 4}}, "starter.hidden_size / starter.heads = 48: vLLM's CPU engine"),
-    ({"starter": {"heads": 256}}, "does not divide"),
     ({"rollout": {"sleep": True}}, "rollout.sleep moves weights off a GPU"),
     ({"rollout": {"starts": 10, "samples": 3}}, "do not divide"),
     ({"learner": {"minibatches": 256, "ranks": 4}}, "fewer than learner.ranks = 4"),
@@ -200,7 +196,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 def test_fields_that_cannot_go_together(fields: dict[str, Any], told: str) -> None:
     def _check() -> None:
         config = parse_config(fields, "test")
-        check_starter(config)
         placement(config, "cpu")
         check_machine(config, Machine(cores=4, memory=8.0), "cpu")
 

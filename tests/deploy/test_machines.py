@@ -31,7 +31,7 @@ SetEnv RAY_worker_niceness=0
 
 
 def test_a_run_waits_for_another_machine_when_that_of_its_engines_is_lost(
-    machines: Callable[[str], Machine], tmp_path: Path
+    machines: Callable[[str], Machine], tmp_path: Path, starter: Callable[..., str]
 ) -> None:
     """The learner rank reserves the one CPU of the head, the rollout actor the two of another machine."""
     head, worker = machines(HEAD), machines("10.77.0.2")
@@ -41,7 +41,7 @@ def test_a_run_waits_for_another_machine_when_that_of_its_engines_is_lost(
         *(str(BIN / "ray"), "start", "--head", "--port=6379", "--num-cpus=1", "--include-dashboard=false"),
     )
     join(worker)
-    small = ["--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
+    small = ["--model.path", starter("tiny", steps=5)]
     small += ["--run.iterations", "3", "--evaluation.every", "0"]
     options = ["--config", "tests/recipes/tiny.yaml", "--run.root", str(tmp_path), "--run.name", "r", *small]
     places = ["--cluster.rollout_cpus", "2", "--cluster.learner_cpus", "1"]
@@ -82,7 +82,7 @@ def wait_for_line(output: Path, line: str, run: "subprocess.Popen[str]") -> None
 
 
 def test_ray_starts_runs_and_stops_a_cluster_of_own_machines(
-    machines: Callable[[str], Machine], tmp_path: Path
+    machines: Callable[[str], Machine], tmp_path: Path, starter: Callable[..., str]
 ) -> None:
     """From a third machine. Rollout actor and learner rank reserve a whole machine each.
 
@@ -103,7 +103,7 @@ def test_ray_starts_runs_and_stops_a_cluster_of_own_machines(
 
     own.ray("up", "-y", "--no-config-cache", str(cluster))
     cpus = [f"--cluster.{role}_cpus={os.cpu_count()}" for role in ("rollout", "learner")]
-    small = ["--starter.steps=5", f"--starter.cache={tmp_path}/s", "--run.iterations=1"]
+    small = [f"--model.path={starter('tiny', steps=5)}", "--run.iterations=1"]
     options = [
         "--config=retrospect/tests/recipes/tiny.yaml",
         f"--run.root={tmp_path}",

@@ -14,9 +14,9 @@ from core.config import RolloutConfig, TaskConfig, evaluation_sets
 from core.errors import ConfigError, DataError
 from core.load import dump_config, parse_config
 from core.records import Start
-from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, rollout_settings, task_items
 from tasks.problems import prompt_digest
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
 from tests.tasks.test_mixture import CHARACTERS, answer
 
@@ -38,7 +38,7 @@ def task_with_sets(folder: Path, **changes: Any) -> TaskConfig:
     sets = [
         {"label": "exam", "path": str(Path(write(folder / "exam" / "test.jsonl", exam)).parent)},
         AIME | {"path": write(folder / "aime.jsonl", aime)},
-        {"name": "rule", "problems": 3, "max_operations": 4},
+        {"name": "arithmetic", "label": "chains", "problems": 3, "max_operations": 4},
     ]
     columns = {"prompt": "problem", "answer": "solution", "solution": "solution"}
     fields = {"name": "math", "path": write(folder / "math.jsonl", solved), "columns": columns, "eval_problems": 1}
@@ -47,10 +47,10 @@ def task_with_sets(folder: Path, **changes: Any) -> TaskConfig:
 
 def test_a_set_takes_what_it_leaves_out_from_the_task_section(tmp_path: Path) -> None:
     config = parse_config({"task": task_with_sets(tmp_path, problems=2, split="other").model_dump(mode="json")}, "test")
-    exam, aime, rule = evaluation_sets(config.task)
-    assert [one.label for one in (exam, aime, rule)] == ["exam", "aime", "rule"]
+    exam, aime, chains = evaluation_sets(config.task)
+    assert [one.label for one in (exam, aime, chains)] == ["exam", "aime", "chains"]
     assert (exam.config.name, exam.config.columns, exam.config.eval_split) == ("math", config.task.columns, "test")
-    assert (exam.config.problems, rule.config.eval_problems) == (None, 3)  # all rows, not the two of the training
+    assert (exam.config.problems, chains.config.eval_problems) == (None, 3)  # all rows, not the two of the training
     assert (aime.config.name, aime.config.columns.answer, aime.weight) == ("math", "answer", 0.0)
     assert parse_config(yaml.safe_load(dump_config(config)), "dump") == config
 
@@ -58,9 +58,11 @@ def test_a_set_takes_what_it_leaves_out_from_the_task_section(tmp_path: Path) ->
 def test_what_a_set_evaluates_is_trained_on_nowhere(tmp_path: Path) -> None:
     config = task_with_sets(tmp_path)
     items = task_items(config, 0)
-    shown = {label: [item.prompt for item in items.sets if item.source == label] for label in ("exam", "aime", "rule")}
+    shown = {
+        label: [item.prompt for item in items.sets if item.source == label] for label in ("exam", "aime", "chains")
+    }
     assert (shown["exam"], shown["aime"]) == (["B?", "e?"], ["year 1?", "year 2?", "year 3?"])
-    assert len(shown["rule"]) == 3
+    assert len(shown["chains"]) == 3
     assert len(items.evaluation) == 1
     trained = {prompt_digest(item.prompt) for item in items.train}
     evaluated = {prompt_digest(item.prompt) for item in (*items.evaluation, *items.sets)}
@@ -86,7 +88,7 @@ def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task)
     assert {label: (len(one.problems), one.samples) for label, one in task.sets.items()} == {
         "exam": (2, None),
         "aime": (3, 4),
-        "rule": (3, None),
+        "chains": (3, None),
     }
     assert task.weights == {}  # no mixture
     assert task.limits.response == 32  # by MATH's solutions: sets do not change it
@@ -94,8 +96,8 @@ def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task)
     right = task.judge([answer(task, problem, rf"\boxed{{{problem.reference}}}") for problem in aime])
     wrong = task.judge([answer(task, problem, r"\boxed{7}") for problem in aime])
     assert [item.verdict.correct for item in (*right, *wrong)] == [True] * 3 + [False] * 3
-    (rule, *_) = task.sets["rule"].problems
-    assert not task.judge([answer(task, rule, r"\boxed{7}")])[0].verdict.correct
+    (chains, *_) = task.sets["chains"].problems
+    assert not task.judge([answer(task, chains, r"\boxed{7}")])[0].verdict.correct
     start = Start("s", aime[0].id, aime[0].prompt_ids, np.zeros(0, np.int32), 1, 0)
     with pytest.raises(DataError, match=f"it has the prompt of evaluation problem {aime[0].id}"):
         task.check_starts([start])
@@ -104,14 +106,14 @@ def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task)
 def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
     judges = {label: source.judge for label, source in task._sources.items()}
     assert judges["exam"] is judges["aime"] is judges[""]
-    assert judges["rule"] is not judges["exam"]
+    assert judges["chains"] is not judges["exam"]
 
 
 def test_a_set_that_needs_an_environment_which_the_run_lacks_is_refused() -> None:
-    calls = {"label": "calls", "name": "calculator"}
+    calls = {"label": "calls", "name": "bench.tasks.calculator:calculator"}
     with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs an environment that the run lacks"):
         rollout_settings(RolloutConfig(), parse_config({"task": {"eval_sets": [calls]}}, "test").task)
-    task = parse_config({"task": {"name": "calculator", "eval_sets": [calls]}}, "test").task
+    task = parse_config({"task": {"name": "bench.tasks.calculator:calculator", "eval_sets": [calls]}}, "test").task
     rollout_settings(RolloutConfig(), task)
 
 

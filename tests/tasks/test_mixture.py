@@ -14,10 +14,10 @@ from core.errors import ConfigError, DataError
 from core.load import dump_config, override, parse_config
 from core.plan import placement
 from core.records import Finish, Problem, Start, Trajectory
-from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Items, LeftOut, encode_problems, prompt_digest
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"

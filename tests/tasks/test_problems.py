@@ -8,7 +8,6 @@ import pytest
 
 from core.config import Columns, FewShot, TaskConfig
 from core.errors import ConfigError, DataError
-from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.kinds import task_items
 from tasks.limits import TokenLimits
@@ -26,6 +25,7 @@ from tasks.problems import (
     split_items,
 )
 from tasks.sources import BadRowsError, list_bad_rows
+from tasks.synthetic.corpus import character_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 

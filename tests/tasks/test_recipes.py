@@ -25,7 +25,7 @@ FEW_ROWS = {
 """Where rows of the hub's data sets are in this repository."""
 
 
-REPLAYING = {"arithmetic", "calculator", "demo", "dialogue_smollm2", "gsm8k_smollm2", "guess", "mbpp_smollm2", "rule"}
+REPLAYING = {"arithmetic", "demo", "dialogue_smollm2", "gsm8k_smollm2", "mbpp_smollm2"}
 IMITATING = REPLAYING - {"dialogue_smollm2"}
 """Both are off by default."""
 
@@ -65,8 +65,6 @@ def test_the_data_of_a_recipe_come_from_the_hub_or_one_line_says_what_is_missing
 def test_the_columns_of_a_recipe_are_those_of_its_data(recipe: Path) -> None:
     config = load_config(recipe)
     for source in task_sources(config.task):
-        if source.config.name == "guess":
-            pytest.importorskip("textarena", reason="textarena is not installed (requirements/games.txt)")
         puzzle = find_kind(source.config.name).puzzle is not None
         items = task_items(source.config if puzzle else here(source.config), 0)
         assert items.train

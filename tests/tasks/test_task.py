@@ -10,12 +10,12 @@ import pytest
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Finish, Problem, Start, Trajectory
-from tasks.corpus import character_tokenizer
 from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Tokenizer
 from tasks.synthetic.arithmetic import ARITHMETIC
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task, task_fingerprint
 
 SMALL = TaskConfig(problems=40, eval_problems=14, judge_timeout=60.0)  # the machine may be busy

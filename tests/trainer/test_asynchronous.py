@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -80,9 +80,11 @@ STARTS, SAMPLES, ITERATIONS = 8, 2, 6
 
 
 @pytest.fixture(scope="module")
-def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Components]:
+def parts(
+    ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]
+) -> Iterator[Components]:
     """All parts of an asynchronous run on two engines."""
-    config = recipe(tmp_path_factory.mktemp("starters"))
+    config = recipe(starter("tiny", steps=20))  # it is not trained for learning
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")
     with (
         build.open_model_and_task(config) as ready,
@@ -91,10 +93,9 @@ def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield parts
 
 
-def recipe(starters: Path) -> Config:
+def recipe(model: str) -> Config:
     options = {
-        "starter.cache": starters,
-        "starter.steps": 20,  # it is not trained for learning
+        "model.path": model,
         "run.iterations": ITERATIONS,
         "rollout.actors": 2,
         "rollout.starts": STARTS,
@@ -110,7 +111,7 @@ def recipe(starters: Path) -> Config:
 
 
 def run_iterations(parts: Components, numbers: range) -> list[IterationResult]:
-    settings = build.iteration_settings(without_auto(recipe(Path("/"))))
+    settings = build.iteration_settings(without_auto(recipe("/")))
     return [iterate(parts, settings, number, PhaseClock(), Interruption()) for number in numbers]
 
 

@@ -12,8 +12,8 @@ from core.config import Columns, ReplayConfig, TaskConfig
 from core.records import Finish, Judged, Trajectory
 from replay.boundaries import TokenTable, boundaries
 from replay.store import ReplayStore
-from tasks.corpus import character_tokenizer
 from tasks.limits import TokenLimits
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
 from trainer.starts import IsWrong, cut_trajectories, erroneous_states, fresh_starts
 

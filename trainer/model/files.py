@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.config import Config, RewardModelConfig
+from core.config import Config, RewardModelConfig, TaskConfig
 from core.errors import CheckpointError, ModelError, first_line
 from core.plan import check_context, sequence_tokens
 from core.run_directory import RunDirectory
 from core.seeds import derive
-from tasks.starter import NO_FOLDER
+from tasks.synthetic.starter import arithmetic_starter
 from trainer import checkpoint
 from trainer.model.gguf import model_folder
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from tasks.task import Task
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+NO_FOLDER = (
+    "for a local folder give its path (./NAME); for a model with restricted access run `hf auth login`; without a "
+    "connection download the model first and set HF_HUB_OFFLINE=1"
+)
+"""What helps when a model is no folder on this machine and was not found on the hub."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -37,6 +42,28 @@ class ModelInfo:
     hidden: int  # width
     intermediate: int  # width inside the feed-forward part
     key_value_width: int  # numbers of a token's keys in one layer, and of its values
+
+
+def resolve_model(path: str, task: TaskConfig, seed: int) -> str:
+    """The model to train: 'starter' is a directory in the cache, perhaps newly built; else a directory or hub name.
+    Directories are absolute, because actors have another working directory. A hub name stays, because each node has its
+    own cache. Raises ModelError for a directory or name that does not exist, ConfigError for the starter's task."""
+    if path == "starter":
+        return str(arithmetic_starter(task, seed))
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return str(place.resolve())
+    if place.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        raise ModelError(f"model.path = {path}: no such directory; give a directory, a hub name or 'starter'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(path)
+    except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
+        raise ModelError(
+            f"model.path = {path}: neither a directory nor a model on the hub ({first_line(error)}); {NO_FOLDER}"
+        ) from None
+    return path
 
 
 def run_of(target: Path) -> RunDirectory | None:

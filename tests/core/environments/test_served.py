@@ -185,6 +185,6 @@ def test_what_is_wrong_with_an_agent_is_named_before_a_run() -> None:
             load_agent(path)
         with pytest.raises(ConfigError, match=wrong):
             check_methods(override(Config(), ["--rollout.serve", path]))
-    both = override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment", "calculator"])
+    both = override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment", "textarena"])
     with pytest.raises(ConfigError, match=r"rollout\.serve and rollout\.environment are both set"):
         rollout_settings(both.rollout, both.task)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.tasks.calculator import Calculator
 from core.environments.protocol import Answer, Messages, load_environment
 from core.environments.served import Served
 from core.environments.turns import TurnTokens
 from core.errors import ConfigError, DataError
 from core.records import Finish, IntArray, Start, Trajectory, World
-from tasks.corpus import character_tokenizer
-from tasks.synthetic.calculator import Calculator
+from tasks.synthetic.corpus import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789+-*=[]#\nero")
 EOS = TOKENIZER.eos_token_id

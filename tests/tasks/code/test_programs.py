@@ -311,7 +311,7 @@ def test_the_driver_stands_alone() -> None:
 
 
 def test_the_task_is_built_and_judged(bubblewrap: None, shared_data: Path) -> None:
-    from tasks.corpus import character_tokenizer
+    from tasks.synthetic.corpus import character_tokenizer
     from tests.tasks.test_task import trajectory
 
     file = shared_data / "mbpp" / "mbpp.jsonl"

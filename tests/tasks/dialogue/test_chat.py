@@ -7,12 +7,12 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import DataError
-from tasks.corpus import END, character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.kinds import read_dialogue
 from tasks.limits import TokenLimits
 from tasks.problems import Items, LeftOut, Tokenizer, encode_problems, load_items
+from tasks.synthetic.corpus import END, character_tokenizer
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 TURNS = "\n\nHuman: Hi\n\nAssistant: Hello.\nYou?\n\nHuman: Fine\n\nAssistant: Good"

@@ -11,12 +11,12 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 from core.config import Config, RewardModelConfig
 from core.errors import ModelError
 from core.protocols import Case
-from tasks.corpus import character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
 from tasks.judging import check_judge
 from tasks.kinds import task_items
+from tasks.synthetic.corpus import character_tokenizer
 from trainer.model.files import check_judging_model
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"

@@ -12,12 +12,12 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
-from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.judging import check_judge, probe_reward
 from tasks.kinds import judged_by_model, task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Tokenizer, render_item
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
 from tests.tasks.rewards.test_remote import served
 from tests.tasks.test_task import trajectory

@@ -1,55 +1,13 @@
-"""Text games of textarena: they repeat, also beside each other, and the game of the recipe."""
+"""Text games of textarena: they repeat, also beside each other."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 
-from core.config import RolloutConfig, StarterConfig, TaskConfig
-from core.environments.protocol import Step
-from core.environments.turns import TurnTokens
+from core.config import RolloutConfig
 from core.environments.workers import Workers
 from core.records import World
-from tasks.corpus import synthetic_corpus
-from tasks.kinds import find_kind
-from tasks.problems import Items, LeftOut, prompt_form
-from tasks.worlds.games import GUESS, GUESSES, Guess, TextArena
-from tasks.worlds.problems import with_worlds
+from tasks.worlds.games import TextArena
 
 pytest.importorskip("textarena", reason="textarena is not installed (pip install --no-deps -r requirements/games.txt)")
-TEXT = "1 to 20, game 7"
-
-
-def tokenizer() -> Any:
-    form, _ = prompt_form(TaskConfig(name="guess"))
-    return synthetic_corpus(GUESS, StarterConfig(vocabulary=300, max_operations=4, guess=1.0), form, 0).tokenizer()
-
-
-def played(*guesses: int, number: int = 7) -> Step:
-    game, text = Guess(), f"1 to 20, game {number}"
-    assert game.reset(World("p", text, text)) == []
-    for guess in guesses[:-1]:
-        assert not game.step(f"[{guess}]")[2]
-    return game.step(f"[{guesses[-1]}]")
-
-
-def secret(number: int = 7) -> int:
-    return next(guess for guess in range(1, 21) if played(guess, number=number)[3].get("correct"))
-
-
-def test_hints_and_rewards() -> None:
-    number = secret()
-    low, high = number > 1 and number - 1, number < 20 and number + 1
-    for other, hint in ((low, "higher"), (high, "lower")):
-        if other:
-            assert played(other) == ([{"role": "user", "content": f" The target number is {hint}.\n"}], 0.0, False, {})
-    messages, reward, done, info = played(number)
-    assert (messages, reward, done, info["correct"]) == ([], 1.0, True, True)
-    wrong = [guess for guess in range(1, 21) if guess != number][:GUESSES]
-    messages, reward, done, info = played(*wrong)
-    assert (done, info["correct"]) == (True, False)
-    assert 0.0 <= reward < 1.0  # by the distance of a guess
-    assert len({secret(game) for game in range(12)}) > 4
 
 
 def test_games_beside_each_other_draw_their_own_numbers() -> None:
@@ -66,51 +24,6 @@ def test_games_beside_each_other_draw_their_own_numbers() -> None:
     assert "within 10 turns" in rules[0][0]["content"]
 
 
-def test_bisection_wins_and_a_player_at_random_seldom() -> None:
-    rng = np.random.default_rng(0)
-    assert GUESS.guess is not None
-    texts = [GUESS.draw(rng, 4) for _ in range(200)]
-    assert all(GUESS.prefix_correct(text, GUESS.solution(text)) for text in texts)
-    wins = np.mean([GUESS.prefix_correct(text, GUESS.guess(text, rng)) for text in texts])
-    assert 0.15 < wins < 0.35  # 5 of 20 numbers
-    assert GUESS.prefix_correct(TEXT, "")
-    assert {GUESS.operations(text) for text in texts} == {4}
-
-
-def test_the_tokens_of_a_guess_are_its_own() -> None:
-    """No token joins a bracket with what the game says, so turns are cut where they end."""
-    tokens = tokenizer()
-    turns = TurnTokens(tokens, Guess.ends, [tokens.eos_token_id])
-    text = GUESS.solution(TEXT)
-    ids, game, at = tokens(text)["input_ids"], Guess(), 0
-    game.reset(World("p", TEXT, TEXT))
-    while at < len(ids):
-        end = next(k for k in range(at, len(ids)) if ids[k] in turns.calls) + 1
-        messages, *_ = game.step(turns.text(ids[at:end]))
-        reply = turns.reply(ids[end - 1], messages)
-        assert ids[end : end + len(reply)] == reply
-        at = end + len(reply)
-
-
-def test_the_prompt_of_a_game_is_its_rules_and_solutions_are_repeated() -> None:
-    items = [GUESS.item(f"1 to 20, game {number}") for number in range(5)]
-    given = Items(items, items[:1], LeftOut())
-    own = with_worlds(given, "guess", RolloutConfig(environment="guess"), tokenizer(), canonical=True)
-    assert all(
-        item.solution_mask is not None and not item.solution_mask.all()
-        for item in own.train
-        if "\n" in str(item.solution)
-    )
-    assert all(item.world and item.messages == () for item in own.train)
-    options = {"game": "GuessTheNumber-v0-raw"}
-    settings = RolloutConfig(environment="textarena", environment_options=options)
-    ruled = with_worlds(given, "guess", settings, tokenizer(), canonical=False)
-    assert all("You are playing Guess The Number" in item.messages[0].content for item in ruled.train)
-    assert len({item.world.opening for item in [*ruled.train, *own.train] if item.world}) == 2
-
-
-def test_the_kind_needs_no_verifier() -> None:
-    kind = find_kind("guess")
-    assert (kind.verifier, kind.environment, kind.episodes) == ("", "guess", True)
+def test_an_environment_that_cannot_start_says_so() -> None:
     with pytest.raises(Exception, match=r"an environment cannot start"):
         Workers(RolloutConfig(environment="tasks.worlds.games:Nothing"))

@@ -6,26 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.tasks.calculator import CALCULATOR
 from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
 from core.errors import ConfigError, DataError
 from core.protocols import Case
 from core.records import Episode, Finish, Start, Trajectory, Verdict
-from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.judging import EpisodeJudge, check_judge, start_judge
 from tasks.kinds import judged_by_model, rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
-from tasks.synthetic.calculator import CALCULATOR
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import build_task, step_rewards
 from tasks.worlds.problems import with_worlds
 from trainer.starts import canonical_rollouts, fresh_starts
 
+CALCULATING, CALLS = "bench.tasks.calculator:calculator", "bench.tasks.calculator:Calculator"
 TOKENIZER = character_tokenizer(CALCULATOR.alphabet)
 
 
-def asked(items: list[Item], environment: str = "calculator", canonical: bool = True, **options: Any) -> list[Item]:
+def asked(items: list[Item], environment: str = CALLS, canonical: bool = True, **options: Any) -> list[Item]:
     settings = RolloutConfig(environment=environment, environment_options=options)
     given = Items(items, items[:1], LeftOut(), sets=items[:1])
     found = with_worlds(given, "calculator", settings, TOKENIZER, canonical)
@@ -39,7 +40,7 @@ def test_no_state_of_a_canonical_solution_is_inside_an_answer() -> None:
     assert [item.solution for item in items] == ["[12*7=84]\n#84", None, None]  # the second is not what is answered
     limits = TokenLimits(8, 32)
     given = Items(items[:1], items[:1], LeftOut())
-    split, _ = encode_problems(TaskConfig(name="calculator"), TOKENIZER, given, limits, 64)
+    split, _ = encode_problems(TaskConfig(name=CALCULATING), TOKENIZER, given, limits, 64)
     (problem,) = split.train
     assert problem.world is not None
     assert (problem.world.id, problem.world.reference, problem.world.opening) == (problem.id, "12*7", digest([]))
@@ -76,7 +77,7 @@ def test_a_task_that_its_environment_judges() -> None:
     recipe = parse_config({"task": {"name": "environment", "path": "rows.jsonl"}}, "test")
     with pytest.raises(ConfigError, match=r"task\.name 'environment' is judged by its environment; give rollout"):
         rollout_settings(recipe.rollout, recipe.task)
-    assert rollout_settings(RolloutConfig(), TaskConfig(name="calculator")).environment == "calculator"
+    assert rollout_settings(RolloutConfig(), TaskConfig(name=CALCULATING)).environment == CALLS
     assert not judged_by_model(recipe.task)
     judge = start_judge(recipe.task)
     assert isinstance(judge, EpisodeJudge)
@@ -117,9 +118,9 @@ def test_the_rewards_of_turns() -> None:
 
 def test_a_task_with_an_environment_judges_text_and_turns() -> None:
     config = TaskConfig(
-        name="calculator", problems=2, eval_problems=1, min_operations=1, max_operations=1, judge_workers=0
+        name=CALCULATING, problems=2, eval_problems=1, min_operations=1, max_operations=1, judge_workers=0
     )
-    settings = RolloutConfig(environment="calculator")
+    settings = RolloutConfig(environment=CALLS)
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
     (start,) = fresh_starts(task.train[:1], 1, 0, 1)
     solution = task.train[0].solution_ids
@@ -139,7 +140,7 @@ def test_a_task_with_an_environment_judges_text_and_turns() -> None:
 def test_worlds_that_begin_with_the_same_words_are_other_problems() -> None:
     """Training and evaluation are kept apart by what environments are reset with."""
     config = TaskConfig(
-        name="calculator", problems=4, eval_problems=2, min_operations=1, max_operations=1, judge_workers=0
+        name=CALCULATING, problems=4, eval_problems=2, min_operations=1, max_operations=1, judge_workers=0
     )
     settings = RolloutConfig(environment="tests.environments:Bad", environment_options={"where": "rules"})
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)

@@ -16,9 +16,9 @@ from core.environments.protocol import Answer
 from core.environments.workers import Workers
 from core.errors import ConfigError
 from core.records import World
-from tasks.corpus import character_tokenizer
 from tasks.dialogue.chat import Message
 from tasks.kinds import find_kind, rollout_settings, task_items
+from tasks.synthetic.corpus import character_tokenizer
 from tasks.worlds.problems import with_worlds
 from tests.core.environments.test_workers import answers
 

@@ -11,10 +11,10 @@ from commands.check import check_model_and_data, check_supervised
 from core.config import Config, TaskConfig
 from core.errors import ConfigError, DataError, ModelError
 from core.load import override
-from tasks.corpus import character_tokenizer
 from tasks.kinds import prompt_warnings
+from tasks.synthetic.corpus import character_tokenizer
 from trainer.build import open_model_and_task
-from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer
+from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer, resolve_model
 
 
 def save_model(folder: Path, vocabulary: int = 8) -> Path:
@@ -186,3 +186,21 @@ def test_check_reads_what_supervised_training_learns_from(tmp_path: Path) -> Non
     talk.write_text(json.dumps({"text": said}) + "\n")
     with pytest.raises(DataError, match=r"row 1 has no column 'messages' \(sft\.column\)"):
         check_supervised(config)
+
+
+def test_models_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (str(tmp_path / "none"), "./none", "a/b/c"):
+        with pytest.raises(ModelError, match=f"model.path = {name}: no such directory"):
+            resolve_model(name, TaskConfig(), 0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=r"nor a model on the hub .*give its path \(\./NAME\); .*hf auth login"):
+        resolve_model("nobody/nothing-here", TaskConfig(), 0)
+    assert resolve_model(str(tmp_path), TaskConfig(), 0) == str(tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolve_model(f"./{tmp_path.name}", TaskConfig(), 0) == str(tmp_path)  # actors have another directory
+
+
+def test_a_hub_name_stays_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node has a cache of its own: the path in the driver's would lead nowhere."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _: "/cache/of/this/machine")
+    assert resolve_model("someone/model", TaskConfig(), 0) == "someone/model"

@@ -75,9 +75,10 @@ CALCULATOR = Puzzle(
     units=("call", "calls"),
 )
 
-TASK = TaskKind(
-    "tasks.synthetic.calculator:verify_calculator",
+calculator = TaskKind(
+    "bench.tasks.calculator:verify_calculator",
     CALCULATOR,
     answer=arithmetic_answer,
-    environment="calculator",
+    environment="bench.tasks.calculator:Calculator",
 )
+"""`task.name: bench.tasks.calculator:calculator`."""

@@ -15,21 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from core.config import StarterConfig
-from tasks.corpus import Corpus, Example
 from tasks.problems import Tokenizer
+from tasks.synthetic.corpus import Corpus, Example, StarterSettings
 
 IGNORED = -100
 SAVE_EVERY = 100  # steps between two writes of the state: a few megabytes each, and at most seconds of work lost
 
 
 def warm_start(
-    model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str, partial: Path
+    model: Any, corpus: Corpus, tokenizer: Tokenizer, settings: StarterSettings, label: str, partial: Path
 ) -> None:
-    """Train `model` in place for `config.steps` optimizer steps. The state is written to `partial` every SAVE_EVERY
+    """Train `model` in place for `settings.steps` optimizer steps. The state is written to `partial` every SAVE_EVERY
     steps; a call that finds it there continues from it, with the same result."""
-    steps, examples = config.steps, corpus.examples(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    steps, examples = settings.steps, corpus.examples(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, steps // 20)
     losses: list[float] = []
     if partial.exists():
@@ -39,10 +38,10 @@ def warm_start(
         losses = saved["losses"]
     begun, done = time.monotonic(), len(losses)
     model.train()
-    todo = itertools.islice(batches(examples, config.batch_size, corpus.pool), done, steps)
+    todo = itertools.islice(batches(examples, settings.batch_size, corpus.pool), done, steps)
     for step, batch in enumerate(todo, start=done):
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+            group["lr"] = settings.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
         inputs, targets = tensors(batch, tokenizer.pad_token_id)
         logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)

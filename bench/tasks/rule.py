@@ -12,10 +12,11 @@ probability 3^-n. Invariant: the prefix check is exact; a wrong line cannot be t
 
 import numpy as np
 
+from bench.tasks.guesses import GuessedPuzzle
 from core.errors import DataError
 from core.records import Verdict
 from tasks.kinds import TaskKind
-from tasks.synthetic.generated import Puzzle, begins, same_lines
+from tasks.synthetic.generated import begins, same_lines
 
 CHOICES = "123"
 RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))  # each choice is right for four of the twelve symbols
@@ -41,5 +42,6 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
 
 
 ALPHABET = "".join(RIGHT) + CHOICES + "\n"
-RULE = Puzzle("rule", ALPHABET, _draw, _solution, len, begins(_solution), units=("line", "lines"), guess=_guess)
-TASK = TaskKind("tasks.synthetic.rule:verify_rule", RULE)
+RULE = GuessedPuzzle("rule", ALPHABET, _draw, _solution, len, begins(_solution), units=("line", "lines"), guess=_guess)
+rule = TaskKind("bench.tasks.rule:verify_rule", RULE)
+"""`task.name: bench.tasks.rule:rule`."""

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.tasks.calculator import CALCULATOR, Calculator, verify_calculator
 from core.seeds import generator
-from tasks.synthetic.calculator import CALCULATOR, Calculator, verify_calculator
 
 EXPRESSIONS = st.builds(
     lambda seed, size: CALCULATOR.draw(generator(seed), size), st.integers(0, 999), st.integers(1, 6)
