@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One finished sample, as `core.records.Trajectory`. Lists: Ray would send each array as a buffer of its own."""
+    """One finished sample, as `core.records.Rollout`. Lists: Ray would send each array as a buffer of its own."""
 
     start_id: str
     sample: int

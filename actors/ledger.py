@@ -11,7 +11,7 @@ import numpy as np
 
 from actors.jobs import Continuation, Job
 from core.errors import ConfigError
-from core.records import Sampling, Start, Trajectory
+from core.records import Rollout, Sampling, Start
 
 logger = logging.getLogger("retrospect.actors")
 Key = tuple[str, int]  # (start id, sample): a result counts once per key
@@ -36,7 +36,7 @@ class _Entry:
     start: Start
     sampling: Sampling
     place: tuple[int, int, int]  # in the queue: call, longest first, order of entry
-    done: dict[int, Trajectory | None] = field(default_factory=dict)  # None: dropped by its environment
+    done: dict[int, Rollout | None] = field(default_factory=dict)  # None: dropped by its environment
     dropped: bool = False  # no engine can generate it: it is complete without samples
 
 
@@ -167,7 +167,7 @@ class Ledger:
         entry.dropped = True
         self._complete[start_id] = None
 
-    def collect(self, start_id: str) -> list[Trajectory]:
+    def collect(self, start_id: str) -> list[Rollout]:
         """Remove a complete start and return its trajectories by sample, without dropped ones; none if it was dropped
         itself."""
         del self._complete[start_id]
@@ -200,11 +200,11 @@ def tell_dropped(start: Start, continuation: Continuation, reported: set[bool]) 
     print(message, flush=True)
 
 
-def _trajectory(start: Start, continuation: Continuation) -> Trajectory:
+def _trajectory(start: Start, continuation: Continuation) -> Rollout:
     tokens, versions = np.array(continuation.tokens, np.int32), np.array(continuation.versions, np.int32)
     logprobs = np.array(continuation.logprobs, np.float32)
     mask = None if continuation.mask is None or all(continuation.mask) else np.array(continuation.mask, np.bool_)
-    return Trajectory(
+    return Rollout(
         start, continuation.sample, tokens, logprobs, versions, continuation.finish, mask, continuation.episode
     )
 

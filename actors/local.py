@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from actors.jobs import Engine
 from actors.ledger import Ledger, Queues, check_room, tell_dropped
 from core.config import ResolvedRollout
-from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
+from core.records import FloatArray, IntArray, Rollout, Sampling, Start
 from core.weights import Acknowledgement, Weights
 
 NAME = "rollout-0"
@@ -27,7 +27,7 @@ class LocalPool:
         self._busy = 0.0  # seconds of generation
         self._room = (config.max_prompt_tokens, config.max_response_tokens)
 
-    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Rollout]:
         """All samples of all starts, ordered by start and sample. Raises ConfigError when a start does not fit."""
         check_room(starts, sampling, *self._room)
         begun, waited = time.monotonic(), self._engine.waited

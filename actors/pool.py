@@ -20,7 +20,7 @@ from actors.actor import StepResult
 from actors.handle import ActorHandle, EngineSpec, Kind, Request, answers, error_text, weights_lost
 from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit, tell_dropped
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
-from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
+from core.records import FloatArray, IntArray, Rollout, Sampling, Start
 from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
@@ -70,7 +70,7 @@ class RolloutPool:
         if self._weights_lost:
             raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
-    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Rollout]:
         """All samples of all starts, before all submitted, ordered by start and sample, without quarantined starts and
         episodes that environments dropped.
         Raises ConfigError when one does not fit; ActorError after too many restarts; LearnerError as `check`."""
@@ -87,7 +87,7 @@ class RolloutPool:
         self._seconds = STREAM_SECONDS
         self._add(starts, sampling, urgent=False)
 
-    def collect(self) -> list[tuple[str, list[Trajectory]]]:
+    def collect(self) -> list[tuple[str, list[Rollout]]]:
         """Remove and return the complete starts in order: (start id, its trajectories; none if quarantined)."""
         return [(start_id, self._ledger.collect(start_id)) for start_id in self._ledger.complete]
 

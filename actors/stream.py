@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.ledger import Queues
 from core.errors import ActorError
-from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
+from core.records import FloatArray, IntArray, Rollout, Sampling, Start
 from core.weights import Acknowledgement, WeightHandle
 
 if TYPE_CHECKING:
     from actors.pool import RolloutPool
 
 R = TypeVar("R")
-Finished = tuple[str, list[Trajectory]]  # a start id and its trajectories by sample; none if the start was quarantined
+Finished = tuple[str, list[Rollout]]  # a start id and its trajectories by sample; none if the start was quarantined
 POLL_SECONDS = 0.5  # seconds between two checks for new calls, or for the end of the thread
 
 
@@ -66,7 +66,7 @@ class RolloutStream:
         while not self._finished.empty():
             self._finished.get()
 
-    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Rollout]:
         """As `RolloutPool.generate`: before all that was submitted."""
         return self._call(lambda: self._pool.generate(starts, sampling))
 

@@ -6,25 +6,25 @@ Then rollouts take about as long as everything else, and asynchronous mode can g
 one rank and one store, of one thread each, run synchronously, asynchronously and synchronously again, so that drift (of
 the machine, of response lengths) is the same for both modes.
 
-Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in
-training. The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of
-everything else. The "balanced" load also runs synchronously with two engines and two ranks, as one would use two cores
-without asynchronous mode. Figures are medians over the iterations, without those in which caches warm up and the
-pipeline fills or empties.
+Synchronous iterations also give the seconds of rollouts and of everything else. The "balanced" load also runs
+synchronously with two engines and two ranks, as one would use two cores without asynchronous mode. Figures are medians
+over the iterations, without those in which caches warm up and the pipeline fills or empties.
 """
 
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench.demo import ARITHMETIC, Lap, changed, components, middle, recipe, run_lap
+from bench.demo import ARITHMETIC, Lap, changed, middle, opened, recipe, run_lap
 from bench.report import Check, check, command_line, write
-from core.config import Config, ResolvedConfig
-from trainer import build
+from core.config import Config
+from trainer.asynchronous import AsynchronousEngines
 from trainer.build import open_model_and_task
 from trainer.cluster import connect
-from trainer.records import Components
+from trainer.engines import SynchronousEngines
+from trainer.run import Run
 
 if TYPE_CHECKING:
     from actors.pool import RolloutPool
@@ -38,7 +38,6 @@ class Laps(NamedTuple):
     """The measured iterations of one load."""
 
     synchronous: list[Lap]
-    sequential: list[Lap]  # synchronous, without overlap
     asynchronous: list[Lap]
 
 
@@ -56,29 +55,32 @@ def configuration(quick: bool, processes: int, max_running: int) -> Config:
 
 @dataclass(slots=True)
 class Runner:
-    """The components of a run, and the number of its last iteration."""
+    """A synchronous run, and the number of its last iteration."""
 
-    config: ResolvedConfig
-    parts: Components
+    run: Run
     number: int = 0
 
-    def run(self, parts: Components, count: int, overlap: bool = True) -> list[Lap]:
-        """The next `count` iterations. `overlap`: the critic refreshes stale values while the engine generates."""
-        settings = replace(build.iteration_settings(self.config), refresh_while_generating=overlap)
+    def laps(self, run: Run, count: int) -> list[Lap]:
+        """The next `count` iterations."""
         first, self.number = self.number + 1, self.number + count
-        return [run_lap(parts, settings, number) for number in range(first, self.number + 1)]
+        return [run_lap(run, number) for number in range(first, self.number + 1)]
 
-    def run_synchronous(self, count: int) -> tuple[list[Lap], list[Lap]]:
-        """`count` synchronous iterations of each form."""
-        return self.run(self.parts, WARM + count)[WARM:], self.run(self.parts, count, overlap=False)
+    def run_synchronous(self, count: int) -> list[Lap]:
+        """`count` synchronous iterations."""
+        return self.laps(self.run, WARM + count)[WARM:]
 
     def run_asynchronous(self, count: int) -> list[Lap]:
         """`count` asynchronous iterations with the same parts."""
-        total = FILLING + count + EMPTYING
-        config = changed(self.config, {"run.iterations": self.number + total, "rollout.max_staleness": 1})
-        with build.asynchronous(config, cast("RolloutPool", self.parts.actors)) as (stream, pipeline):
-            pipeline.restore(None, self.number, self.parts.learner.version)
-            return self.run(replace(self.parts, actors=stream, pipeline=pipeline), total)[FILLING:-EMPTYING]
+        from actors.stream import RolloutStream
+
+        total, engines = FILLING + count + EMPTYING, self.run.engines
+        assert isinstance(engines, SynchronousEngines)
+        with closing(RolloutStream(cast("RolloutPool", self.run.pool))) as stream:
+            ahead = AsynchronousEngines(stream, engines.sampling, starts=engines.starts, max_staleness=1)
+            begin = replace(self.run.begin, iterations=self.number + total)
+            run = replace(self.run, begin=begin, pool=stream, engines=ahead)
+            ahead.restore(None, run.at(self.number))
+            return self.laps(run, total)[FILLING:-EMPTYING]
 
     def run_all(self, synchronous: int, asynchronous: int) -> Laps:
         """This many iterations of each mode: synchronous ones before and after the asynchronous."""
@@ -87,7 +89,7 @@ class Runner:
             self.run_asynchronous(asynchronous),
             self.run_synchronous(synchronous),
         )
-        return Laps(before[0] + after[0], before[1] + after[1], overlapped)
+        return Laps(before + after, overlapped)
 
 
 def total(lap: Lap) -> float:
@@ -97,8 +99,8 @@ def total(lap: Lap) -> float:
 
 def checks_of(load: str, laps: Laps) -> list[Check]:
     """The checks of one load, with one engine and one rank."""
-    rollout = middle(laps.sequential, lambda lap: lap.seconds.generate)
-    rest = middle(laps.sequential, lambda lap: lap.seconds.total - lap.seconds.generate)
+    rollout = middle(laps.synchronous, lambda lap: lap.seconds.generate)
+    rest = middle(laps.synchronous, lambda lap: lap.seconds.total - lap.seconds.generate)
     together, wall = middle(laps.synchronous, total), middle(laps.asynchronous, total)
     waits = sum(lap.seconds.generate for lap in laps.asynchronous) / sum(map(total, laps.asynchronous))
     slower = max(rollout, rest)
@@ -123,11 +125,10 @@ def main(quick: bool) -> None:
     with tempfile.TemporaryDirectory() as name, connect(wide, "bench") as device, open_model_and_task(wide) as ready:
         for load, max_running in LOADS.items():
             fields = {"rollout.actors": 1, "learner.ranks": 1, "rollout.max_running": max_running}
-            config = changed(ready.config, fields)
-            with components(config, ready, device, Path(name)) as parts:
-                found[load] = Runner(config, parts).run_all(synchronous, overlapped)
-        with components(ready.config, ready, device, Path(name)) as parts:
-            pairs = Runner(ready.config, parts).run(parts, WARM + overlapped)[WARM:]
+            with opened(changed(ready.config, fields), ready, device, Path(name)) as run:
+                found[load] = Runner(run).run_all(synchronous, overlapped)
+        with opened(ready.config, ready, device, Path(name)) as run:
+            pairs = Runner(run).run_synchronous(overlapped)
     gain = middle(pairs, total) / middle(found["balanced"].asynchronous, total)
     checks = [
         *(item for load, laps in found.items() for item in checks_of(load, laps)),

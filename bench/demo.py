@@ -17,7 +17,7 @@ from trainer import build
 from trainer.build import ModelAndTask
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock, PhaseSeconds
-from trainer.records import Components, IterationSettings
+from trainer.run import Run
 
 ARITHMETIC = load_config(ROOT / "configs" / "arithmetic.yaml")
 HARDLY = Settings(slip=0.6, steps=20)
@@ -46,18 +46,18 @@ def recipe(fields: Mapping[str, object]) -> Config:
 
 
 @contextmanager
-def components(config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Components]:
+def opened(config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Run]:
     """Start new engines, ranks and a store; their run is in a new folder inside `folder`."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.components(directory, replace(ready, config=config), device) as parts:
-        yield parts
+    with build.opened(directory, replace(ready, config=config), device) as run:
+        yield run
 
 
-def run_lap(parts: Components, settings: IterationSettings, number: int) -> Lap:
+def run_lap(run: Run, number: int) -> Lap:
     """Run and time iteration `number`."""
     clock = PhaseClock()
-    iteration = iterate(parts, settings, number, clock, Interruption())
-    return Lap(sum(item.trajectory.tokens.size for item in iteration.scored), clock.seconds())
+    report = iterate(run, run.at(number), clock, Interruption())
+    return Lap(sum(rollout.tokens.size for rollout in report.trained), clock.seconds())
 
 
 def middle(laps: Iterable[Lap], figure: Callable[[Lap], float]) -> float:

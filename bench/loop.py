@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.demo import ARITHMETIC, Lap, changed, components, middle, recipe, run_lap
+from bench.demo import ARITHMETIC, Lap, changed, middle, opened, recipe, run_lap
 from bench.memory import PeakMemory
 from bench.models import ROOT
 from bench.report import Check, check, command_line, write
@@ -37,7 +37,6 @@ from bench.trl_loop import Job, TrlLap
 from core.config import Device, ResolvedConfig
 from core.startup import WAITING
 from tasks.task import Task
-from trainer import build
 from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
 from trainer.metrics import PHASES
@@ -153,10 +152,10 @@ def measure(
     config: ResolvedConfig, ready: ModelAndTask, device: Device, folder: Path, trl: Trl, iterations: int
 ) -> Laps:
     """Run our iterations and TRL's alternately."""
-    settings, ours, of_trl = build.iteration_settings(config), [], []
-    with components(config, ready, device, folder) as parts, PeakMemory() as memory:
+    ours, of_trl = [], []
+    with opened(config, ready, device, folder) as run, PeakMemory() as memory:
         for number in range(1, iterations + 1):
-            ours.append(run_lap(parts, settings, number))
+            ours.append(run_lap(run, number))
             of_trl.append(trl())
     return Laps(ours[1:], of_trl[1:], memory.peak)
 

@@ -9,7 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,9 @@ import numpy as np
 from bench.models import local_ray
 from bench.report import RESULTS, Check, check, command_line, write
 from core.config import ReplayConfig
-from core.records import CutTrajectory, IntArray, Outcome, Provenance
+from core.records import EMPTY, Finish, IntArray, ReplayedState, Rollout, Start, Use, Verdict
 from replay.boundaries import TokenTable, boundaries
+from replay.cutting import States
 from replay.store import ReplayStore
 
 VOCABULARY = 32_000
@@ -57,23 +58,20 @@ def responses(size: Size, seed: int) -> list[IntArray]:
     return list(tokens)
 
 
-def candidates(
-    size: Size, made: list[IntArray], lengths: list[IntArray], seed: int, version: int
-) -> list[CutTrajectory]:
-    """The candidates of the trajectories, with values; a quarter of them succeed."""
+def rollout_of(problem: str, tokens: IntArray, correct: bool, version: int, state: ReplayedState | None) -> Rollout:
+    """A judged continuation of the root, or of a state."""
+    start = Start("", problem, EMPTY, EMPTY, 1, 0, None if state is None else state.key)
+    logprobs, versions = np.full(len(tokens), -1.0, np.float32), np.full(len(tokens), version, np.int32)
+    return Rollout(start, 0, tokens, logprobs, versions, Finish.STOP, verdict=Verdict(float(correct), correct))
+
+
+def found_states(size: Size, made: list[IntArray], lengths: list[IntArray], seed: int, version: int) -> list[States]:
+    """The states of the responses, with values; a quarter of them succeed."""
     rng = np.random.default_rng(seed)
     problems = rng.integers(0, size.problems, len(made)).tolist()
     kinds = rng.random(len(made)) < 0.25
     return [
-        CutTrajectory(
-            f"problem-{p}",
-            t,
-            k,
-            rng.random(len(k), np.float32),
-            Provenance.OWN_SUCCESSFUL if won else Provenance.OWN_FAILED,
-            float(won),
-            version,
-        )
+        States(replace(rollout_of(f"problem-{p}", t, won, version, None), values=rng.random(len(t), np.float32)), k)
         for p, t, k, won in zip(problems, made, lengths, kinds.tolist(), strict=True)
     ]
 
@@ -91,10 +89,15 @@ def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> 
     drawn = _timed("draw", partial(store.sample, size.replayed, number))
     stale = _timed("stale states", partial(store.top, 256, older_than=number))
     lengths = _timed("boundaries", lambda: [boundaries(tokens, TABLE, "line", 0) for tokens in made])
-    outcomes = [Outcome(s.key, s.problem_id, i % 3 == 0, number) for s in drawn for i in range(CONTINUATIONS)]
+    one = np.zeros(1, np.int32)
+    outcomes = [rollout_of(s.problem_id, one, i % 3 == 0, number, s) for s in drawn for i in range(CONTINUATIONS)]
+    valued = [
+        replace(rollout_of(s.problem_id, one, False, number, s), use=Use.VALUE, values=np.full(1, 0.5, np.float32))
+        for s in stale
+    ]
     _timed("record", partial(store.record, outcomes))
-    _timed("revalue", partial(store.revalue, stale, np.full(len(stale), 0.5, np.float32), number))
-    _timed("add", partial(store.add, candidates(size, made, lengths, number, number)))
+    _timed("revalue", partial(store.revalue, valued, number))
+    _timed("add", partial(store.add, found_states(size, made, lengths, number, number), number))
 
 
 def measure(size: Size, ranking: str) -> list[Check]:

@@ -16,7 +16,7 @@ from bench.runs import plain
 from core.config import Config, ResolvedConfig
 from core.errors import DivergenceError
 from core.interruption import Interruption
-from core.records import Scored
+from core.records import Rollout
 from core.run_directory import RunDirectory, write_atomically
 from trainer import build, checkpoint
 from trainer.checkpoint import RunProgress
@@ -24,8 +24,8 @@ from trainer.collect import collect_metrics
 from trainer.evaluation.scores import EvaluationPlan, evaluate_policy
 from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock
-from trainer.records import Components, IterationResult, IterationSettings
-from trainer.starts import known_texts
+from trainer.run import Report, Run
+from trainer.session import known_texts
 
 SAVED_EVERY = 600.0  # seconds between checkpoints
 METRICS = (
@@ -54,13 +54,13 @@ class State:
     evaluations: list[Row] = field(default_factory=list)
     iterations: list[Row] = field(default_factory=list)
 
-    def add(self, result: IterationResult, metrics: IterationMetrics, epochs: int) -> None:
+    def add(self, report: Report, metrics: IterationMetrics, epochs: int) -> None:
         """Note an iteration. Trained tokens are all that the learner read in so many epochs: prompt, prefix and
         continuation."""
-        scored = [*result.scored, *(item.scored for item in result.imitated)]
+        learnt = [*report.trained, *report.imitated]
         row: Row = {name: getattr(metrics, name) for name in METRICS}
-        row["trained_tokens"] = epochs * sum(item.trajectory.sequence_ids.size for item in scored)
-        row["replayed_learnability"] = learnability(outcomes(result.scored, True))
+        row["trained_tokens"] = epochs * sum(rollout.sequence_ids.size for rollout in learnt)
+        row["replayed_learnability"] = learnability(outcomes(report.trained, True))
         row["seconds"] = metrics.seconds.total
         self.iterations.append(row)
         self.generated = metrics.total_tokens
@@ -85,12 +85,12 @@ class State:
         }
 
 
-def outcomes(scored: Sequence[Scored], replayed: bool) -> list[tuple[int, int]]:
+def outcomes(rollouts: Sequence[Rollout], replayed: bool) -> list[tuple[int, int]]:
     """(continuations, correct ones) of every start that is replayed, or is not."""
     found: dict[str, list[bool]] = defaultdict(list)
-    for item in scored:
-        if item.trajectory.start.replayed == replayed:
-            found[item.trajectory.start.id].append(item.judged.verdict.correct)
+    for rollout in rollouts:
+        if rollout.start.replayed == replayed:
+            found[rollout.start.id].append(rollout.verdict.correct)
     return [(len(each), sum(each)) for each in found.values()]
 
 
@@ -106,31 +106,29 @@ def learnability(found: Sequence[tuple[int, int]]) -> float:
     return sum(each) / len(each) if each else math.nan
 
 
-def step(
-    parts: Components, settings: IterationSettings, number: int, before: int
-) -> tuple[IterationResult, IterationMetrics]:
+def step(run: Run, number: int, before: int) -> tuple[Report, IterationMetrics]:
     """Iteration `number` and its metrics. `before`: tokens generated until then."""
     clock = PhaseClock()
-    result = iterate(parts, settings, number, clock, Interruption())
-    if result.failure is not None:
-        raise result.failure
+    report = iterate(run, run.at(number), clock, Interruption())
+    if report.failure is not None:
+        raise report.failure
     seconds = clock.seconds()
-    metrics = collect_metrics(parts, result, seconds, tokens_before=before, busy_before=0.0, evaluation=None)
-    return result, metrics
+    metrics = collect_metrics(run, report, seconds, tokens_before=before, busy_before=0.0, evaluation=None)
+    return report, metrics
 
 
 def train(
-    parts: Components, config: ResolvedConfig, directory: RunDirectory, schedule: Schedule, before: Sequence[Row] = ()
+    run: Run, config: ResolvedConfig, directory: RunDirectory, schedule: Schedule, before: Sequence[Row] = ()
 ) -> Row:
     """Train until the budget is used up. `before`: the first evaluation, if another arm made it of the same model."""
-    settings, plan = build.iteration_settings(config), build.evaluation_plan(config)
-    state, saved = begin(parts, directory), time.monotonic()
+    plan = build.evaluation_plan(config)
+    state, saved = begin(run, directory), time.monotonic()
     state.evaluations = state.evaluations or list(before)
     while state.generated < schedule.budget:
         if state.generated * schedule.points >= schedule.budget * len(state.evaluations) and schedule.points:
-            state.evaluations.append(evaluate(parts, plan, state))
+            state.evaluations.append(evaluate(run, plan, state))
         try:
-            found = step(parts, settings, len(state.iterations) + 1, state.generated)
+            found = step(run, len(state.iterations) + 1, state.generated)
             state.add(*found, config.learner.epochs)
             print(state.line(), flush=True)
         except DivergenceError as error:
@@ -138,37 +136,37 @@ def train(
             state.diverged = True
             break
         if time.monotonic() - saved > SAVED_EVERY:
-            save(parts, directory, state)
+            save(run, directory, state)
             saved = time.monotonic()
     if schedule.last_samples:
-        state.evaluations.append(evaluate(parts, replace(plan, samples=schedule.last_samples), state))
+        state.evaluations.append(evaluate(run, replace(plan, samples=schedule.last_samples), state))
     return state.result(schedule.budget)
 
 
-def begin(parts: Components, directory: RunDirectory) -> State:
+def begin(run: Run, directory: RunDirectory) -> State:
     """Set the parts to where the run goes on, and return what it has measured until there."""
-    parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
+    run.learner.measure_noise(run.pool, known_texts(run.task.train))
     if checkpoint.saved(directory) is None:
         return State()
-    progress = checkpoint.continue_from(checkpoint.latest(directory), parts)
+    progress = checkpoint.continue_from(checkpoint.latest(directory), run)
     print(f"goes on after iteration {progress.iteration}", flush=True)
     return State(**json.loads(_state_file(directory, progress.iteration).read_text(encoding="utf-8")))
 
 
-def save(parts: Components, directory: RunDirectory, state: State) -> None:
+def save(run: Run, directory: RunDirectory, state: State) -> None:
     """Write a checkpoint. What was measured is on disk before the checkpoint is named the latest."""
     number = len(state.iterations)
     write_atomically(_state_file(directory, number), json.dumps(asdict(state)))
-    checkpoint.save(directory, parts, RunProgress(number, parts.problems.state(), state.generated), keep=1)
+    checkpoint.save(directory, run, RunProgress(number, state.generated), keep=1)
 
 
 def _state_file(directory: RunDirectory, number: int) -> Path:
     return directory.path / f"state-{number:06d}.json"
 
 
-def evaluate(parts: Components, plan: EvaluationPlan, state: State) -> Row:
+def evaluate(run: Run, plan: EvaluationPlan, state: State) -> Row:
     """Held-out success."""
-    found = evaluate_policy(parts.actors, parts.task, plan)
+    found = evaluate_policy(run.pool, run.task, plan)
     row: Row = {
         "iteration": len(state.iterations),
         "generated": state.generated,
@@ -183,8 +181,8 @@ def evaluate(parts: Components, plan: EvaluationPlan, state: State) -> Row:
 
 
 @contextmanager
-def opened(name: str, config: Config) -> Iterator[tuple[Components, ResolvedConfig, RunDirectory]]:
-    """The parts of a run, its complete configuration and its folder, which may be that of a run that was killed."""
+def opened(name: str, config: Config) -> Iterator[tuple[Run, ResolvedConfig, RunDirectory]]:
+    """A run, its complete configuration and its folder, which may be that of a run that was killed."""
     place = config.run.root / name
     known = (place / "checkpoints" / "latest").exists()
     directory = RunDirectory(place) if known else RunDirectory.create(config.run.root, name, "bench")
@@ -192,6 +190,6 @@ def opened(name: str, config: Config) -> Iterator[tuple[Components, ResolvedConf
         directory.lock(),
         build.open_model_and_task(config) as ready,
         build.connected(config, name, local=True) as device,
-        build.components(directory, ready, device, local=True) as parts,
+        build.opened(directory, ready, device, local=True) as run,
     ):
-        yield parts, ready.config, directory
+        yield run, ready.config, directory

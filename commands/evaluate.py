@@ -25,7 +25,7 @@ from core.config import (
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import evaluation_placement
-from core.records import Judged
+from core.records import Rollout
 from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.dialogue.language_judge import Endpoint, check_endpoint, compare_pairs
@@ -59,10 +59,10 @@ class JudgedComparison:
     unjudged: int  # pairs for which the judge named no better one
 
 
-def answered_by_both(first: Evaluation, second: Evaluation) -> list[tuple[Judged, Judged]]:
+def answered_by_both(first: Evaluation, second: Evaluation) -> list[tuple[Rollout, Rollout]]:
     """The greedy responses of two models to the same problems. Raises ActorError when there is no such problem."""
-    theirs = {item.trajectory.start.problem_id: item for item in second.greedy}
-    pairs = [(item, theirs[name]) for item in first.greedy if (name := item.trajectory.start.problem_id) in theirs]
+    theirs = {item.start.problem_id: item for item in second.greedy}
+    pairs = [(item, theirs[name]) for item in first.greedy if (name := item.start.problem_id) in theirs]
     if not pairs:
         raise ActorError("no held-out problem was answered by both models; see above why engines left them out")
     return pairs
@@ -83,7 +83,7 @@ def compare_by_judge(
 ) -> JudgedComparison:
     """The greedy responses of two models, compared by a language model in both orders. Raises ActorError."""
     judge = config.judge
-    pairs = [(mine.trajectory, theirs.trajectory) for mine, theirs in answered_by_both(first, second)]
+    pairs = [(mine, theirs) for mine, theirs in answered_by_both(first, second)]
     cases = [
         (task.decode(mine.start.prompt_ids), task.decode(mine.response_ids), task.decode(theirs.response_ids))
         for mine, theirs in pairs

@@ -20,7 +20,7 @@ def show_states(options: Namespace) -> int:
         print(f"{states.num_rows} states written to {options.export}")
         return 0
     if not table.num_rows:
-        print("no state is stored yet; a run that replays nothing (replay.ratio 0) stores none")
+        print("no state is stored yet")
         return 0
     best = store_table.first_states(states, options.problems, options.top)
     prompts = {name: prompt for name, (prompt, _) in view.problems.items()}

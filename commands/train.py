@@ -167,8 +167,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         device = stack.enter_context(build.connected(chosen, run.name, local))
         if not local:
             starting.ready("cluster")
-        parts = build.components(run, model, device, local=local, ready_part=starting.ready)
-        with parts as started:
+        with build.opened(run, model, device, local=local, ready_part=starting.ready) as started:
             started.learner.check_sees(run.config)  # before hours of work that no checkpoint could keep
             schedule = Schedule(
                 iterations=chosen.run.iterations,
@@ -179,7 +178,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
             )
             outputs = partial(_open_outputs, chosen, run, local, watchers)
             mirror = partial(upload, run, chosen.run.mirror) if chosen.run.mirror else lambda _: ""
-            yield Session(started, build.iteration_settings(chosen), schedule, run, outputs, mirror)
+            yield Session(started, schedule, run, outputs, mirror)
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""The typed records that travel between the parts (the words are explained in docs/architecture.md). A rollout passes
-through these records in the loop:
-
-    Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> CutTrajectory / Outcome (replay)
+"""The typed records that travel between the parts (the words are explained in docs/architecture.md). A `Problem` or
+one of its states is a `Start`, which the engines continue. The `Rollout` that results is one record for all parts: each
+fills in its columns.
 
 All records are immutable and cheap to pickle. Shapes: P prompt tokens, K prefix tokens, C continuation tokens,
 R = K + C response tokens, S states. Arrays are numpy, tokens int32, reals float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -20,6 +19,7 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 Boundaries = Callable[[IntArray], IntArray]  # the boundaries of a response: increasing lengths, each strictly inside it
+EMPTY: IntArray = np.zeros(0, np.int32)
 StateKey = int  # 64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state
 
 
@@ -131,48 +131,6 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A start and one continuation, with what an environment answered in between. The first and last token are the
-    policy's."""
-
-    start: Start
-    sample: int  # in [0, start.samples)
-    tokens: IntArray  # [C], C >= 1; ends with what ends a sequence or an episode if finish is STOP
-    logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
-    versions: IntArray  # [C] weight version that generated each token
-    finish: Finish
-    mask: Flags | None = None  # [C] whether the policy generated the token, and not an environment; None: all
-    episode: Episode | None = None  # if there is an environment
-
-    @property
-    def generated(self) -> Flags:
-        """[C] whether the policy generated the token; an environment's have log-probability 0 and no loss."""
-        return np.ones(len(self.tokens), np.bool_) if self.mask is None else self.mask
-
-    @property
-    def response_ids(self) -> IntArray:
-        """[R] prefix and continuation: the whole response."""
-        return np.concatenate([self.start.prefix_ids, self.tokens])
-
-    @property
-    def sequence_ids(self) -> IntArray:
-        """[P + R] prompt, prefix and continuation: what a model reads."""
-        return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
-
-    def states(self, boundaries: Boundaries) -> IntArray:
-        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. An
-        answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one."""
-        depth = self.start.prefix_ids.size
-        lengths = boundaries(self.response_ids)
-        lengths = lengths[lengths > depth]
-        if self.mask is None:
-            return lengths
-        answered = np.flatnonzero(self.mask[1:] & ~self.mask[:-1]) + 1 + depth
-        lengths = np.union1d(lengths, answered)
-        return lengths[self.mask[lengths - depth]].astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """A judge's result for a whole response."""
 
@@ -190,102 +148,87 @@ class Verdict:
         return float(self.correct) if self.share is None else self.share
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A trajectory and its verdict."""
+def _empty() -> FloatArray:
+    return np.zeros(0, np.float32)
 
-    trajectory: Trajectory
-    verdict: Verdict
+
+class Use(IntEnum):
+    """What becomes of a rollout in the iteration that has it."""
+
+    TRAIN = 0  # generated in this iteration: policy and critic learn from it
+    COUNT = 1  # generated and left out by dynamic sampling: only its outcome counts
+    IMITATE = 2  # an earlier answer, repeated in the language-model loss
+    VALUE = 3  # a text of which a start source wants to know the critic's values; nothing is learnt from it
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A start, one continuation of it, and what each part knows of that. The engines fill in the columns up to
+    `episode`, the judge the verdict, the learner the values and log-probabilities. First and last token of the
+    continuation are the policy's; an environment's answers lie in between."""
+
+    start: Start
+    sample: int  # in [0, start.samples)
+    tokens: IntArray  # [C], C >= 1; ends with what ends a sequence or an episode if finish is STOP
+    logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
+    versions: IntArray  # [C] weight version that generated each token
+    finish: Finish
+    mask: Flags | None = None  # [C] whether the policy generated the token, and not an environment; None: all
+    episode: Episode | None = None  # if there is an environment
+    use: Use = Use.TRAIN
+    weight: float = 1.0  # of an imitated answer's tokens in the loss, in (0, 1]: less the older it is
+    verdict: Verdict = Verdict(0.0, False, "not judged", judge_failed=True)  # of the whole response
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
+    values: FloatArray = field(default_factory=_empty)  # [C] V(s_t), the state before token t
+    proximal: FloatArray = field(default_factory=_empty)  # [C] log pi_prox, the policy before the update
+    reference: FloatArray = field(default_factory=_empty)  # [C] log pi_ref; without a reference as `proximal`
+
+    @property
+    def generated(self) -> Flags:
+        """[C] whether the policy generated the token; an environment's have log-probability 0 and no loss."""
+        return np.ones(len(self.tokens), np.bool_) if self.mask is None else self.mask
+
+    @property
+    def response_ids(self) -> IntArray:
+        """[R] prefix and continuation: the whole response."""
+        return np.concatenate([self.start.prefix_ids, self.tokens])
+
+    @property
+    def sequence_ids(self) -> IntArray:
+        """[P + R] prompt, prefix and continuation: what a model reads."""
+        return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
 
     @property
     def reward(self) -> float:
         """The sum of the continuation's rewards: the verdict's, and those of steps and turns."""
         return self.verdict.reward + (0.0 if self.step_rewards is None else float(self.step_rewards.sum()))
 
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A judged trajectory with what the learner's models compute for its continuation, before the update."""
-
-    judged: Judged
-    values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
-    proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
-    reference: FloatArray  # [C] log pi_ref(token t); as `proximal` without a reference policy
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The judged trajectory."""
-        return self.judged.trajectory
+    def states(self, boundaries: Boundaries) -> IntArray:
+        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. An
+        answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one."""
+        depth = self.start.prefix_ids.size
+        lengths = boundaries(self.response_ids)
+        lengths = lengths[lengths > depth]
+        if self.mask is None:
+            return lengths
+        answered = np.flatnonzero(self.mask[1:] & ~self.mask[:-1]) + 1 + depth
+        lengths = np.union1d(lengths, answered)
+        return lengths[self.mask[lengths - depth]].astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Imitated:
-    """An earlier own success from the root, which an update imitates."""
-
-    scored: Scored  # its log-probabilities are those of the policy before the update
-    weight: float  # of each of its tokens, in (0, 1]: less the older it is
-
-
-@dataclass(frozen=True, slots=True)
-class CutTrajectory:
-    """A trajectory cut into states: i is the problem and response_ids[:lengths[i]], 0 < lengths[i] < R, increasing."""
-
-    problem_id: str
-    response_ids: IntArray  # [R]
-    lengths: IntArray  # [S]
-    values: FloatArray  # [S] the critic's value of each state
-    provenance: Provenance
-    reward: float  # `Judged.reward`
-    version: int  # weight version at which the values were computed
-    parent: StateKey | None = None  # the state the trajectory was started from (lineage)
-    truncated: bool = False  # the response lacks its end
-    lucky: bool = False  # a success that contains something wrong, which is not to be imitated
-    share: float | None = None  # `Verdict.share`
-    decided: FloatArray | None = None  # [S] share of the response's decisions before each state; None: its tokens
-    mask: Flags | None = None  # [C] as of the trajectory
-
-    @property
-    def success(self) -> float:
-        """`Verdict.success`."""
-        return float(self.provenance != Provenance.OWN_FAILED) if self.share is None else self.share
-
-    @property
-    def left(self) -> FloatArray:
-        """[S] share of the response's decisions that are still to come at each state."""
-        decided = self.lengths / len(self.response_ids) if self.decided is None else self.decided
-        return (1.0 - decided).astype(np.float32)
-
-    @property
-    def from_root(self) -> bool:
-        """Whether it is an own rollout from the root."""
-        return self.parent is None and self.provenance != Provenance.CANONICAL
+def unsolved_share(rollouts: Iterable[Rollout]) -> float:
+    """Share of the fresh problems of which every sample fails; 1 without a fresh problem."""
+    solved: dict[str, bool] = {}
+    for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
+        if not rollout.start.replayed:
+            problem = rollout.start.problem_id
+            solved[problem] = solved.get(problem, False) or rollout.verdict.correct
+    return 1.0 - sum(solved.values()) / len(solved) if solved else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
-    """A whole own success from the root, to be imitated."""
-
-    problem_id: str
-    response_ids: IntArray  # [R]
-    weight: float  # of its tokens in the loss: 1 for a new one
-    mask: Flags | None = None  # [R] as of the trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one continuation of a replayed state."""
-
-    state_key: StateKey
-    problem_id: str
-    correct: bool
-    version: int  # weight version that generated the continuation
-    share: float | None = None  # `Verdict.share`
-
-    @property
-    def success(self) -> float:
-        """`Verdict.success`."""
-        return float(self.correct) if self.share is None else self.share
+def used(rollouts: Iterable[Rollout], *uses: Use) -> list[Rollout]:
+    """The rollouts of these uses, in order."""
+    return [rollout for rollout in rollouts if rollout.use in uses]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from core import ROOT, __version__
 from core.errors import CheckpointError, ConfigError
-from core.records import IntArray, Problem, Scored, Start
+from core.records import IntArray, Problem, Rollout, Start
 
 PACKAGES = (
     "torch",
@@ -47,7 +47,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"  # one line per iteration
         self.tensorboard = path / "tensorboard"  # the same
         self.checkpoints = path / "checkpoints"  # see trainer/checkpoint.py
-        self.replay = path / "replay"  # journal of the replay store since the last checkpoint
+        self.replay = path / "replay"  # journal of the replay store since the last checkpoint, if states are replayed
         self.samples = path / "samples"  # NNNNNN.jsonl, a few responses per iteration
         self.evaluations = path / "evaluations.jsonl"  # success on held-out problems, from iteration 0 on
         self.responses = path / "evaluations"  # NNNNNN.jsonl, every response of an evaluation
@@ -101,7 +101,7 @@ class RunDirectory:
 
     def folders(self) -> tuple[Path, ...]:
         """The folders that a run begins with."""
-        return self.tensorboard, self.checkpoints, self.replay, self.samples
+        return self.tensorboard, self.checkpoints, self.samples
 
     def clear(self) -> None:
         """Empty the folders of a start that failed."""
@@ -110,6 +110,7 @@ class RunDirectory:
         for folder in self.folders():
             shutil.rmtree(folder)
             folder.mkdir()
+        shutil.rmtree(self.replay, ignore_errors=True)
         for file in (self.evaluations, self.problems, self.trackers):
             file.unlink(missing_ok=True)
 
@@ -229,7 +230,7 @@ def write_versions(run: RunDirectory) -> None:
 def write_samples(
     run: RunDirectory,
     iteration: int,
-    scored: Sequence[Scored],
+    scored: Sequence[Rollout],
     decode: Callable[[IntArray], str],
     problems: Mapping[str, Problem],
 ) -> Path:
@@ -237,8 +238,8 @@ def write_samples(
     `tokens`: texts of the continuation's tokens; `values`: the critic's before each, null before an environment's."""
     seen: Counter[tuple[bool, bool]] = Counter()
 
-    def _place(item: Scored) -> tuple[int, bool, bool]:
-        kind = (not item.trajectory.start.replayed, not item.judged.verdict.correct)
+    def _place(item: Rollout) -> tuple[int, bool, bool]:
+        kind = (not item.start.replayed, not item.verdict.correct)
         seen[kind] += 1
         return seen[kind], *kind
 
@@ -250,23 +251,22 @@ def write_samples(
     return path
 
 
-def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[str, Problem]) -> dict[str, Any]:
-    start, verdict = item.trajectory.start, item.judged.verdict
+def _sample(item: Rollout, decode: Callable[[IntArray], str], problems: Mapping[str, Problem]) -> dict[str, Any]:
+    start, verdict = item.start, item.verdict
     return {
         "start": start.id,
         "problem": start.problem_id,
         "replayed": start.replayed,
         "prompt": problems[start.problem_id].question,
         "prefix": decode(start.prefix_ids),
-        "continuation": decode(item.trajectory.tokens),
-        "finish": item.trajectory.finish.name,
-        "reward": item.judged.reward,
+        "continuation": decode(item.tokens),
+        "finish": item.finish.name,
+        "reward": item.reward,
         "correct": verdict.correct,
         "detail": verdict.detail,
-        "tokens": [decode(item.trajectory.tokens[at : at + 1]) for at in range(item.trajectory.tokens.size)],
+        "tokens": [decode(item.tokens[at : at + 1]) for at in range(item.tokens.size)],
         "values": [
-            round(value, 4) if own else None
-            for value, own in zip(item.values.tolist(), item.trajectory.generated, strict=True)
+            round(value, 4) if own else None for value, own in zip(item.values.tolist(), item.generated, strict=True)
         ],
     }
 

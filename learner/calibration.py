@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from core.records import Boundaries, Flags, FloatArray, IntArray, Scored
+from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout
 
 Reals = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
@@ -32,18 +32,17 @@ def every_token(response: IntArray) -> IntArray:
     return np.arange(1, len(response), dtype=np.int32)
 
 
-def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
+def critic_calibration(scored: Sequence[Rollout], boundaries: Boundaries) -> tuple[float, float, float]:
     """(AUC, AUC within start and depth, Brier score) of V against outcomes, at the starts and the boundaries."""
-    correct = np.array([s.judged.verdict.correct for s in scored])
-    trajectories = [s.trajectory for s in scored]
-    depths = [one.states(boundaries) - one.start.prefix_ids.size for one in trajectories]  # of boundaries
+    correct = np.array([s.verdict.correct for s in scored])
+    depths = [one.states(boundaries) - one.start.prefix_ids.size for one in scored]  # of boundaries
 
     def _states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
         values = np.concatenate([s.values[at] for s, at in zip(scored, read, strict=True)])
         return values, np.repeat(correct, [at.size for at in read])
 
     values, succeed = _states([np.append(0, own) for own in depths])
-    starts, generated = [one.start.id for one in trajectories], [one.generated for one in trajectories]
+    starts, generated = [one.start.id for one in scored], [one.generated for one in scored]
     read, groups = comparable_states(starts, generated, depths)
     return auc(values, succeed), auc(*_states(read), groups), brier(values, succeed)
 

@@ -4,13 +4,13 @@ has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` br
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.errors import ConfigError, DivergenceError, WeightError
-from core.records import Boundaries, FloatArray, Imitated, IntArray, Judged, Scored, Start
+from core.records import Boundaries, FloatArray, IntArray, Rollout, Start, Use, unsolved_share, used
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
 from learner.calibration import every_token
@@ -101,36 +101,46 @@ class LearnerGroup:
         """Set it after a restored checkpoint or a lost broadcast."""
         self._state.version = version
 
-    def score(self, judged: Sequence[Judged]) -> list[Scored]:
-        """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
-        rows = [row_of(j.trajectory) for j in judged]
+    def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts with values, proximal and reference log-probabilities by the current models, in order: those to
+        train on, those to imitate, those that only count (not scored), and those to value (values alone)."""
+        trained, counted = used(rollouts, Use.TRAIN), used(rollouts, Use.COUNT)
+        imitated, valued = used(rollouts, Use.IMITATE), used(rollouts, Use.VALUE)
+        values = self.values(valued) if valued else []
+        return [
+            *self._score(trained),
+            *self._score(imitated),
+            *counted,
+            *(replace(rollout, values=own) for rollout, own in zip(valued, values, strict=True)),
+        ]
+
+    def _score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        if not rollouts:
+            return []
+        rows = [row_of(rollout) for rollout in rollouts]
         assignment = self._assign(rows)
         untrained = [self._state.policy_steps == 0] * len(assignment)
         scores = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         columns = zip(*scores, strict=True)  # of each: [rank][micro-batch]
         values, proximal, reference = (results_by_row(assignment, rows, column) for column in columns)
         return [
-            Scored(j, *(over_continuation(column[i], j.trajectory) for column in (values, proximal, reference)))
-            for i, j in enumerate(judged)
+            replace(
+                rollout,
+                values=over_continuation(values[i], rollout),
+                proximal=over_continuation(proximal[i], rollout),
+                reference=over_continuation(reference[i], rollout),
+            )
+            for i, rollout in enumerate(rollouts)
         ]
 
-    def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
-        """Only the values of `score`, for trajectories that are not trained on."""
-        return self.begin_values(judged)()
+    def values(self, rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        """Only the values of `score` [C], for rollouts that are not trained on."""
+        found = self._per_token(RankWorker.values, [row_of(rollout) for rollout in rollouts])
+        return [over_continuation(own, rollout) for own, rollout in zip(found, rollouts, strict=True)]
 
-    def begin_values(self, judged: Sequence[Judged]) -> Callable[[], list[FloatArray]]:
-        """Start computing the values; the returned function waits for them and raises what the ranks raised."""
-        finish = self._begin(RankWorker.values, [row_of(j.trajectory) for j in judged])
-        return lambda: [over_continuation(own, j.trajectory) for own, j in zip(finish(), judged, strict=True)]
-
-    def update(
-        self,
-        scored: Sequence[Scored],
-        boundaries: Boundaries = every_token,
-        unsolved: float = 1.0,
-        imitated: Sequence[Imitated] = (),
-    ) -> UpdateStats:
-        """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
+    def update(self, rollouts: Sequence[Rollout], boundaries: Boundaries = every_token) -> UpdateStats:
+        """Train on rollouts that were scored with the current weights: `epochs` passes of `minibatches` optimizer
+        steps.
 
         During the critic's warm-up only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491); so it does on
         equal rewards without imitated responses, which say nothing about the policy.
@@ -138,18 +148,17 @@ class LearnerGroup:
         A minibatch with a NaN or Inf is left out; one that arises in a loss or a gradient skips that step on all ranks.
         Skipped steps count in the learning-rate schedule.
 
-        `unsolved`: share of fresh problems of which every sample fails (`faded_coefficient`). `imitated`: earlier
-        successes, for the language-model loss alone. Raises DivergenceError when `MOST_SKIPPED` in a row were
-        skipped.
+        Raises DivergenceError when `MOST_SKIPPED` in a row were skipped.
         """
         warm = self._state.begin_update(self._config.critic_warmup)
-        algorithm = self._current_algorithm(unsolved, warm)
+        scored, imitated = used(rollouts, Use.TRAIN), used(rollouts, Use.IMITATE)
+        algorithm = self._current_algorithm(unsolved_share(rollouts), warm)
         kl = algorithm.kl_coefficient
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
         if warm and imitated:
             batch = with_imitated(batch, imitated)
-        own = [item.trajectory.start for item in scored]
-        earlier = [item.scored.trajectory.start for item in imitated] if warm else []
+        own = [item.start for item in scored]
+        earlier = [item.start for item in imitated] if warm else []
         train_policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
         taken = self._train(batch, algorithm, own, earlier, train_policy)
         self._note(scored, taken, batch.stats.reference_kl, train_policy)
@@ -228,7 +237,7 @@ class LearnerGroup:
         return [TakenStep(*step) for step in zip(minibatches, plans, sums, strict=True)]
 
     def _note(
-        self, scored: Sequence[Scored], taken: Sequence[TakenStep], reference_kl: float, policy_trained: bool
+        self, scored: Sequence[Rollout], taken: Sequence[TakenStep], reference_kl: float, policy_trained: bool
     ) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
         state, target = self._state, self._algorithm.kl_target
@@ -290,7 +299,7 @@ class LearnerGroup:
 
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
-        return self._begin(RankWorker.logprobs, [Row(sequence, 1) for sequence in sequences])()
+        return self._per_token(RankWorker.logprobs, [Row(sequence, 1) for sequence in sequences])
 
     def check_sees(self, file: Path) -> None:
         """Raises ConfigError when a rank lacks a file of the run directory that the driver has written."""
@@ -329,11 +338,10 @@ class LearnerGroup:
         """End the ranks. Idempotent."""
         self._ranks.close()
 
-    def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
-        """Start a method that gives one number per scored token; the returned function waits for them."""
+    def _per_token(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> list[FloatArray]:
+        """Call a method that gives one number per scored token."""
         assignment = self._assign(rows)
-        finish = self._ranks.begin(method, input_batches(assignment, rows))
-        return lambda: results_by_row(assignment, rows, finish())
+        return results_by_row(assignment, rows, self._ranks.call(method, input_batches(assignment, rows)))
 
     def _assign(self, rows: Sequence[Row]) -> Assignment:
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises

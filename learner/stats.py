@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from core.records import Boundaries, Flags, FloatArray, Scored
+from core.records import Boundaries, Flags, FloatArray, Rollout
 from learner.calibration import critic_calibration, explained_variance
 from learner.objective import PolicySums
 from learner.packing.batch import ArrayTargets
@@ -76,7 +76,7 @@ class BroadcastReport:
 
 
 def batch_stats(
-    scored: Sequence[Scored],
+    scored: Sequence[Rollout],
     targets: ArrayTargets,
     behaviour: FloatArray,
     bounded: Flags,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.config import Aggregation, AlgorithmConfig
-from core.records import Boundaries, Flags, FloatArray, Imitated, IntArray, Scored
+from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import every_token
 from learner.estimators import Episodes, Estimator
@@ -81,15 +81,14 @@ class TargetBatch:
         )
 
 
-def with_imitated(batch: TargetBatch, imitated: Sequence[Imitated]) -> TargetBatch:
+def with_imitated(batch: TargetBatch, imitated: Sequence[Rollout]) -> TargetBatch:
     """The batch and, behind it, responses that the language-model loss alone takes."""
-    scored = [item.scored for item in imitated]
-    rows = [row_of(one.trajectory) for one in scored]
+    rows = [row_of(rollout) for rollout in imitated]
     counts = np.array([row.scored for row in rows], np.int64)
     zeros = np.zeros(int(counts.sum()), np.float32)
     targets = batch.targets.map(lambda column: np.concatenate([column, zeros]))
     numbers = np.repeat(np.arange(len(rows)) + len(batch.rows), counts).astype(np.float32)
-    no, proximal = np.zeros(len(rows), np.bool_), _flat(scored, lambda one: one.proximal).numpy()
+    no, proximal = np.zeros(len(rows), np.bool_), _flat(imitated, lambda rollout: rollout.proximal).numpy()
     return replace(
         batch,
         rows=[*batch.rows, *rows],
@@ -121,7 +120,7 @@ def train_batches(
 
 
 def compute_targets(
-    scored: Sequence[Scored],
+    scored: Sequence[Rollout],
     config: AlgorithmConfig,
     version: int,
     kl_coefficient: float = 0.0,
@@ -131,13 +130,13 @@ def compute_targets(
     """The loss targets of a batch of scored trajectories, and its statistics. `version`: the learner's, on whose tokens
     the numerical gap is measured. `kl_coefficient`: of a KL in the reward. `boundaries`: where the critic is
     calibrated. `longest`: tokens of the longest possible response, for a soft overlong penalty."""
-    rows = [row_of(s.trajectory) for s in scored]
+    rows = [row_of(s) for s in scored]
     counts = np.array([row.scored for row in rows], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
-    truncated = np.array([s.trajectory.finish.truncated for s in scored])
+    truncated = np.array([s.finish.truncated for s in scored])
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal, old_values = _flat(scored, lambda s: s.proximal), _flat(scored, lambda s: s.values)
-    reference, behaviour = _flat(scored, lambda s: s.reference), _flat(scored, lambda s: s.trajectory.logprobs)
+    reference, behaviour = _flat(scored, lambda s: s.reference), _flat(scored, lambda s: s.logprobs)
     estimator, penalty = find_estimator(config.estimator), None
     if config.kl_placement == "reward":
         penalty = kl_coefficient * kl(proximal, reference, config.chosen_kl).double()
@@ -149,9 +148,9 @@ def compute_targets(
     )
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
-    totals = torch.tensor([whole_reward(s.judged, config, longest) for s in scored], dtype=torch.float64)
+    totals = torch.tensor([whole_reward(s, config, longest) for s in scored], dtype=torch.float64)
     advantages, varied = _advantages(estimator, _episodes(scored, config, rewards, values, in_loss), totals, config)
-    fresh = _flat(scored, lambda s: s.trajectory.versions).numpy() == version
+    fresh = _flat(scored, lambda s: s.versions).numpy() == version
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
@@ -170,21 +169,21 @@ def compute_targets(
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
         counted=varied if estimator.needs_groups else np.ones_like(varied),
-        positive=(mask & varied & np.array([s.judged.verdict.correct for s in scored])).astype(np.float32),
+        positive=(mask & varied & np.array([s.verdict.correct for s in scored])).astype(np.float32),
         targets=targets,
         stats=batch_stats(scored, targets, behaviour.numpy(), bounded.numpy(), fresh, boundaries),
     )
 
 
 def _episodes(
-    scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
+    scored: Sequence[Rollout], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> Episodes:
     numbers: dict[str, int] = {}
-    groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
+    groups = torch.tensor([numbers.setdefault(s.start.id, len(numbers)) for s in scored])
     lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
     if config.adaptive_lambda is not None:
-        lam = adaptive_lambda(torch.tensor([s.trajectory.generated.sum() for s in scored]), config.adaptive_lambda)
-    replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
+        lam = adaptive_lambda(torch.tensor([s.generated.sum() for s in scored]), config.adaptive_lambda)
+    replayed = torch.tensor([s.start.replayed for s in scored])
     return Episodes(rewards, values, mask, groups, replayed, config.gamma, lam)
 
 
@@ -214,26 +213,26 @@ def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
     return varied
 
 
-def non_finite(scored: Scored) -> bool:
+def non_finite(scored: Rollout) -> bool:
     """Whether any number of a trajectory that enters the loss is NaN or Inf."""
-    numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
+    numbers = [scored.values, scored.proximal, scored.logprobs, scored.reference]
     finite = all(bool(np.isfinite(array).all()) for array in numbers)
-    return not (finite and math.isfinite(scored.judged.verdict.reward))
+    return not (finite and math.isfinite(scored.verdict.reward))
 
 
 def skipped_problems(
-    scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
+    scored: Sequence[Rollout], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
 ) -> list[str]:
     """Problem ids of the skipped steps at the end of an update, of trajectories with a NaN or Inf if there are any."""
     first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
     rows = {row for members in minibatches[first:] for row in members}
     suspects = {row for row in rows if non_finite(scored[row])} or rows
-    return sorted({scored[row].trajectory.start.problem_id for row in suspects})
+    return sorted({scored[row].start.problem_id for row in suspects})
 
 
-def _flat(scored: Sequence[Scored], column: Callable[[Scored], FloatArray | IntArray]) -> Tensor:
+def _flat(scored: Sequence[Rollout], column: Callable[[Rollout], FloatArray | IntArray]) -> Tensor:
     """[N] float32: a column [C] of every trajectory, of the tokens that the policy generated."""
-    masks = [s.trajectory.mask for s in scored]
+    masks = [s.mask for s in scored]
     found = np.concatenate(
         [column(s) if mask is None else column(s)[mask] for s, mask in zip(scored, masks, strict=True)]
     )

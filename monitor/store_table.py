@@ -31,7 +31,10 @@ def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> li
     if any(len(shard.states) for shard in shards) or (shards and not saved):
         return shards
     if checkpoint is None or not saved:
-        raise StoreError(f"{live}: no replay store here and none in a checkpoint; name a run that has begun to train")
+        raise StoreError(
+            f"{live}: no replay store here and none in a checkpoint; name a run that "
+            "replays states (replay.ratio above 0) and has begun to train"
+        )
     manifest = read_manifest(checkpoint)
     shard = Shard(config, manifest["vocabulary"])
     for name in manifest["snapshots"]:

@@ -36,7 +36,7 @@ class StoreView:
 def open_store(run: RunDirectory) -> StoreView:
     """Read the store of a run, running or not. Raises StoreError when there is none."""
     config = load_config(run.config)
-    checkpoint = latest(run) / "replay" if saved(run) is not None else None
+    checkpoint = latest(run) / "sources" / "replay" if saved(run) is not None else None
     shards = read_shards(run.replay, checkpoint, config.replay)
     table = states_table(shards)
     return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import Rollout, Use
+from replay.cutting import States
 from replay.keys import Reals
 from replay.rankings.base import SuccessModel
 from replay.records import Drawn
@@ -60,17 +61,18 @@ class Evidence:
         """Share of fresh problems of which every rollout from the root failed; 1 before there are any."""
         return self.unsolved_before / self.fresh_before if self.fresh_before else 1.0
 
-    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
+    def add(self, found: Sequence[States]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
-        roots = [t for t in trajectories if t.from_root]
+        rollouts = [states.rollout for states in found]
+        roots = [r for r in rollouts if r.use is not Use.VALUE and not r.start.replayed]
         self.root_tried += len(roots)
-        self.root_success += sum(t.success for t in roots)
-        self.root_squares += sum(t.success**2 for t in roots)
-        problems = {t.problem_id for t in roots}
-        won = {t.problem_id for t in roots if t.provenance == Provenance.OWN_SUCCESSFUL}
+        self.root_success += sum(r.verdict.success for r in roots)
+        self.root_squares += sum(r.verdict.success**2 for r in roots)
+        problems = {r.start.problem_id for r in roots}
+        won = {r.start.problem_id for r in roots if r.verdict.correct}
         self.fresh += len(problems)
         self.unsolved += len(problems - won)
-        values = np.concatenate([np.zeros(0), *(t.values for t in trajectories)])
+        values = np.concatenate([np.zeros(0), *(states.values for states in found)])
         self.value_count += len(values)
         self.value_sum += float(values.sum())
         self.value_squares += float((values * values).sum())
@@ -83,7 +85,7 @@ class Evidence:
         for key in list(itertools.islice(self.drawn, max(0, len(self.drawn) - REMEMBERED))):
             del self.drawn[key]
 
-    def record(self, outcomes: Sequence[Outcome], decay: float) -> None:
+    def record(self, outcomes: Sequence[Rollout], decay: float) -> None:
         """Decay what is known. Count outcomes of drawn states, and the rollouts from the root since the last call."""
         self.unsolved_before = decay * self.unsolved_before + self.unsolved
         self.fresh_before = decay * self.fresh_before + self.fresh
@@ -93,8 +95,8 @@ class Evidence:
         self.value_squares *= decay
         found: dict[int, list[float]] = {}
         for outcome in outcomes:
-            if outcome.state_key in self.drawn:
-                found.setdefault(outcome.state_key, []).append(outcome.success)
+            if (key := outcome.start.state_key) is not None and key in self.drawn:
+                found.setdefault(key, []).append(outcome.verdict.success)
         self.join([self.drawn[key] for key in found], list(found.values()), decay)
         self.join_roots()
         self.fresh = self.unsolved = 0

@@ -1,70 +1,109 @@
-"""The newest own success of each problem that the root does not solve yet, to be imitated (`replay.imitated`).
+"""Self-imitation (1806.05635) as a start source: it proposes no start. It keeps the newest own success of each problem
+that the root does not solve yet, and repeats some of them in every update (`replay.imitated`).
 
-It is kept in the driver: shards keep tokens up to the last state only. Its weight halves every `HALF_LIFE` weight
-versions, because an old success is what another policy wrote. Invariant: all depends only on the rollouts from the root
-that were added, in their order. Example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is
-kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself teaches more. A truncated or lucky
-success counts, and is never kept.
+Their weight halves every `HALF_LIFE` weight versions, because an old success is what another policy wrote. Invariant:
+all depends only on the rollouts from the root that were observed, in their order. Example, 8 rollouts of a problem in
+each visit: 2 succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root
+itself teaches more. A truncated success, or one that contains an error, counts and is never kept.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from core.records import CutTrajectory, Flags, IntArray, Provenance, Success
-from core.seeds import generator
+from core.records import Finish, Flags, IntArray, Problem, Rollout, Use, Verdict, used
+from core.seeds import derive, generator
+from core.sources import Progress, StartSource, root_start
+from replay.cutting import IsWrong
 
 MOST = 1024  # successes that are kept; the oldest goes first
 SOLVED = 0.5  # a problem of which a larger share of a visit's rollouts succeeds is not imitated
 HALF_LIFE = 32  # weight versions in which the weight of a success halves
 FADED = 0.125  # weight below which it is dropped: after three half-lives
+FILE = "successes.json"
+OWN_SUCCESS = Verdict(1.0, True, "own success")
 
 
-class _Kept(NamedTuple):
+class Answer(NamedTuple):
+    """A whole right answer to a problem, as the policy wrote it."""
+
     response_ids: IntArray  # [R]
     version: int  # weight version that wrote it
-    mask: Flags | None  # [R] as of the trajectory
+    mask: Flags | None  # [R] as of the rollout
+
+    def repeated(self, problem: Problem, at: Progress, index: int, weight: float) -> Rollout:
+        """It as rollout `index` of those that iteration `at` repeats. `weight`: of its tokens in the loss."""
+        zeros = np.zeros(self.response_ids.size)
+        return Rollout(
+            root_start(problem, at, index, "imitated"),
+            0,
+            self.response_ids,
+            zeros.astype(np.float32),
+            zeros.astype(np.int32),
+            Finish.STOP,
+            self.mask,
+            use=Use.IMITATE,
+            weight=weight,
+            verdict=OWN_SUCCESS,
+        )
 
 
-class Successes:
+class Imitation(StartSource):
     """One own success of each problem, the oldest first."""
 
-    def __init__(self, kept: Sequence[tuple[str, Sequence[int], int, Sequence[bool] | None]] = ()) -> None:
-        self._kept = {
-            name: _Kept(np.array(tokens, np.int32), version, None if mask is None else np.array(mask, np.bool_))
-            for name, tokens, version, mask in kept
-        }
+    def __init__(self, most: int, problems: Mapping[str, Problem], is_wrong: IsWrong | None = None) -> None:
+        """`most`: successes that an update repeats. `problems`: to train on, by id. `is_wrong`: finds errors in the
+        text of a success."""
+        self._most, self._problems, self._is_wrong = most, problems, is_wrong
+        self._kept: dict[str, Answer] = {}
 
-    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
+    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
+        """Some of the successes that have not faded, drawn at random without replacement. Faded ones are dropped."""
+        weights = {name: 0.5 ** ((at.version - one.version) / HALF_LIFE) for name, one in self._kept.items()}
+        self._kept = {name: one for name, one in self._kept.items() if weights[name] >= FADED}
+        names, seed = list(self._kept), derive(at.seed, "imitated", at.iteration)
+        order = generator(seed, "successes").permutation(len(names))[: self._most].tolist()
+        return [
+            self._kept[name].repeated(self._problems[name], at, index, weights[name])
+            for index, name in enumerate(names[place] for place in order)
+        ]
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
         """Keep the newest success of each problem; drop solved problems. A visit's rollouts come together."""
-        visits: dict[str, list[CutTrajectory]] = {}
-        for trajectory in trajectories:
-            if trajectory.from_root:
-                visits.setdefault(trajectory.problem_id, []).append(trajectory)
-        for name, rollouts in visits.items():
-            won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
-            whole = [rollout for rollout in won if not (rollout.truncated or rollout.lucky)]
-            solved = len(won) > SOLVED * len(rollouts)
+        visits: dict[str, list[Rollout]] = {}
+        for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
+            if not rollout.start.replayed:
+                visits.setdefault(rollout.start.problem_id, []).append(rollout)
+        for name, visit in visits.items():
+            successes = [rollout for rollout in visit if rollout.verdict.correct]
+            whole = [rollout for rollout in successes if not (rollout.finish.truncated or self._lucky(rollout))]
+            solved = len(successes) > SOLVED * len(visit)
             if solved or whole:
                 self._kept.pop(name, None)
             if whole and not solved:
-                self._kept[name] = _Kept(whole[-1].response_ids, whole[-1].version, whole[-1].mask)
+                self._kept[name] = Answer(whole[-1].response_ids, at.version, whole[-1].mask)
         for name in list(self._kept)[: max(0, len(self._kept) - MOST)]:
             del self._kept[name]
 
-    def draw(self, count: int, seed: int, version: int) -> list[Success]:
-        """At most `count` of the successes that have not faded by this weight version, drawn at random without
-        replacement. Those that have are dropped."""
-        weights = {name: 0.5 ** ((version - one.version) / HALF_LIFE) for name, one in self._kept.items()}
-        self._kept = {name: one for name, one in self._kept.items() if weights[name] >= FADED}
-        names = list(self._kept)
-        chosen = [names[at] for at in generator(seed, "successes").permutation(len(names))[:count].tolist()]
-        return [Success(name, self._kept[name].response_ids, weights[name], self._kept[name].mask) for name in chosen]
+    def _lucky(self, rollout: Rollout) -> bool:
+        """Whether a success contains an error."""
+        return self._is_wrong is not None and bool(self._is_wrong(rollout.start.problem_id, rollout.response_ids))
 
-    def to_json(self) -> list[tuple[str, list[int], int, list[bool] | None]]:
-        """What the constructor takes, for the manifest of a checkpoint."""
-        return [
+    def save(self, folder: Path) -> None:
+        """See `StartSource`."""
+        answers = [
             (name, one.response_ids.tolist(), one.version, None if one.mask is None else one.mask.tolist())
             for name, one in self._kept.items()
         ]
+        (folder / FILE).write_text(json.dumps(answers), encoding="utf-8")
+
+    def restore(self, folder: Path | None) -> None:
+        """See `StartSource`."""
+        answers = [] if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8"))
+        self._kept = {
+            name: Answer(np.array(tokens, np.int32), version, None if mask is None else np.array(mask, np.bool_))
+            for name, tokens, version, mask in answers
+        }

@@ -20,11 +20,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
-from core.records import CutTrajectory, FloatArray, Outcome, ReplayedState, Start, Success
+from core.records import ReplayedState, Rollout, Start
 from core.seeds import derive
 from replay import writes
+from replay.cutting import States
 from replay.evidence import Evidence
-from replay.imitation import Successes
 from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
@@ -45,7 +45,6 @@ class ReplayStore:
 
     _model: SuccessModel
     _evidence: Evidence
-    _successes: Successes
 
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
@@ -56,7 +55,6 @@ class ReplayStore:
         self._shards, self._capacity = config.shards, config.capacity
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._reads = find_ranking(config).model
-        self._imitated = config.imitated
         self._decay = config.decay
         self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
@@ -79,22 +77,23 @@ class ReplayStore:
         """States in the store."""
         return sum(size.states for size in self._sizes)
 
-    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
-        """Store the states of trajectories, then evict down to the bounds on count and bytes."""
-        parts = self._split(trajectories, [t.problem_id for t in trajectories])
-        self._write({shard: writes.pack_trajectories(part, self._vocabulary) for shard, part in parts.items()})
-        self._evidence.add(trajectories)
-        if self._imitated:
-            self._successes.add(trajectories)
+    def add(self, found: Sequence[States], version: int) -> None:
+        """Store the states of rollouts, with the values of the critic of this weight version, then evict down to the
+        bounds on count and bytes. A rollout without states counts for its problem."""
+        parts = self._split(found, [states.problem_id for states in found])
+        packed = {shard: writes.pack_states(part, version, self._vocabulary) for shard, part in parts.items()}
+        self._write(packed)
+        self._evidence.add(found)
         self._keep_bounds()
 
-    def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record outcomes of replayed states, and fit the success model anew if the ranking reads it."""
+    def record(self, outcomes: Sequence[Rollout]) -> None:
+        """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads
+        it."""
         self._evidence.record(outcomes, self._decay)
         model = self._model
         if self._reads != "unused":
             model = self._evidence.model(of_success=self._reads == "success")
-        parts = self._split(outcomes, [o.problem_id for o in outcomes])
+        parts = self._split(outcomes, [rollout.start.problem_id for rollout in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
         self._model = model
@@ -110,18 +109,13 @@ class ReplayStore:
             self._evidence.remember(drawn)
         return drawn.states()
 
-    def successes(self, seed: int, version: int) -> list[Success]:
-        """At most `replay.imitated` own successes of unsolved problems. They fade with the learner's `version`."""
-        return self._successes.draw(self._imitated, seed, version)
-
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
         """The n states of highest priority with a value older than weight version `older_than`, for `revalue`."""
         return joined(self._all(Shard.top, n, older_than), n).states()
 
-    def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
-        """Store new values [S] of states, all finite, from a critic of this weight version."""
-        valued = list(zip(states, np.asarray(values, np.float32).tolist(), strict=True))
-        parts = self._split(valued, [state.problem_id for state in states])
+    def revalue(self, valued: Sequence[Rollout], version: int) -> None:
+        """Store the first value of rollouts that continue states, all finite, from a critic of this weight version."""
+        parts = self._split(valued, [rollout.start.problem_id for rollout in valued])
         self._write({shard: writes.pack_values(part, version) for shard, part in parts.items()})
 
     def remove(self, starts: Sequence[Start]) -> None:
@@ -147,7 +141,6 @@ class ReplayStore:
             "requested": self._requested,
             "sampled": self._sampled,
             "model": to_text(self._model),
-            "successes": self._successes.to_json(),
             "evidence": self._evidence.to_json(),
         }
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -163,7 +156,6 @@ class ReplayStore:
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
         self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest["evidence"])
-        self._successes = Successes(manifest["successes"])
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 
     def clear(self) -> None:
@@ -187,7 +179,7 @@ class ReplayStore:
     def _forget(self) -> None:
         """Set what the driver knows to what a new store knows."""
         self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
-        self._model, self._evidence, self._successes = SuccessModel(), Evidence(), Successes()
+        self._model, self._evidence = SuccessModel(), Evidence()
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
         parts: dict[int, list[Any]] = {}

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.errors import StoreError
-from core.records import CutTrajectory, Outcome, ReplayedState, Start
+from core.records import Rollout, Start
+from replay.cutting import States
 from replay.keys import Rows
 from replay.rankings.base import SuccessModel
 from replay.success import from_text, to_text
@@ -37,60 +38,65 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
 
 
-def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) -> bytes:
-    """One row per trajectory, with its tokens up to its last state. StoreError names the problem and the bad state."""
-    counts = np.array([len(t.lengths) for t in trajectories], np.int64)
-    lengths = _joined([t.lengths for t in trajectories], np.int32)
-    values = _joined([t.values for t in trajectories], np.float32)
-    left = _joined([t.left for t in trajectories], np.float32)
-    sizes = np.array([len(t.response_ids) for t in trajectories], np.int32)
+def pack_states(found: Sequence[States], version: int, vocabulary: int) -> bytes:
+    """One row per rollout, with its tokens up to its last state. `version`: weight version of the values. StoreError
+    names the problem and the bad state."""
+    responses = [states.rollout.response_ids for states in found]
+    counts = np.array([len(states.lengths) for states in found], np.int64)
+    lengths = _joined([states.lengths for states in found], np.int32)
+    values = _joined([states.values for states in found], np.float32)
+    left = _joined([states.left for states in found], np.float32)
+    sizes = np.array([len(response) for response in responses], np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
     for at in np.flatnonzero((lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values))[:1]:
         raise StoreError(
-            f"problem '{trajectories[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]};"
+            f"problem '{found[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]};"
             f" lengths must increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
         )
-    parts = [t.response_ids[: t.lengths[-1] if len(t.lengths) else 0] for t in trajectories]
+    parts = [
+        response[: states.lengths[-1] if len(states.lengths) else 0]
+        for response, states in zip(responses, found, strict=True)
+    ]
     tokens = _joined(parts, np.int32)
     ends, states = np.cumsum([0, *map(len, parts)]), np.cumsum([0, *counts])
     for at in np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[:1]:  # a smaller type would change it
-        name = trajectories[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
+        name = found[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
         raise StoreError(f"problem '{name}': token {tokens[at]} is outside the vocabulary of {vocabulary}")
     columns = {
-        "problem": pa.array([t.problem_id for t in trajectories], pa.string()),
+        "problem": pa.array([states.problem_id for states in found], pa.string()),
         "size": pa.array(sizes),
         "tokens": pa.LargeListArray.from_arrays(ends, pa.array(tokens.astype(token_type(vocabulary)))),
         "lengths": pa.LargeListArray.from_arrays(states, pa.array(lengths)),
         "values": pa.LargeListArray.from_arrays(states, pa.array(values)),
         "left": pa.LargeListArray.from_arrays(states, pa.array(left)),
-        "provenance": pa.array([int(t.provenance) for t in trajectories], pa.uint8()),
-        "reward": pa.array([t.reward for t in trajectories], pa.float32()),
-        "success": pa.array([t.success for t in trajectories], pa.float32()),
-        "version": pa.array([t.version for t in trajectories], pa.int32()),
-        "parent": pa.array([t.parent or 0 for t in trajectories], pa.uint64()),
+        "provenance": pa.array([int(states.provenance) for states in found], pa.uint8()),
+        "reward": pa.array([states.rollout.reward for states in found], pa.float32()),
+        "success": pa.array([states.rollout.verdict.success for states in found], pa.float32()),
+        "version": pa.array([version] * len(found), pa.int32()),
+        "parent": pa.array([states.rollout.start.state_key or 0 for states in found], pa.uint64()),
     }
     return _stream(pa.RecordBatch.from_pydict(columns), ADD)
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], model: SuccessModel) -> bytes:
-    """Outcomes of replayed states, one row each, and the new success model."""
+def pack_outcomes(outcomes: Sequence[Rollout], model: SuccessModel) -> bytes:
+    """Continuations of replayed states, one row each, and the new success model."""
     columns = {
-        "problem": [o.problem_id for o in outcomes],
-        "key": [o.state_key for o in outcomes],
-        "correct": [o.correct for o in outcomes],
-        "success": [o.success for o in outcomes],
-        "version": [o.version for o in outcomes],
+        "problem": [rollout.start.problem_id for rollout in outcomes],
+        "key": [rollout.start.state_key for rollout in outcomes],
+        "correct": [rollout.verdict.correct for rollout in outcomes],
+        "success": [rollout.verdict.success for rollout in outcomes],
+        "version": [int(rollout.versions[-1]) for rollout in outcomes],
     }
     return _stream(pa.RecordBatch.from_pydict(columns, _OUTCOMES), RECORD, model=to_text(model))
 
 
-def pack_values(valued: Sequence[tuple[ReplayedState, float]], version: int) -> bytes:
-    """States with new values from a critic of this weight version."""
+def pack_values(valued: Sequence[Rollout], version: int) -> bytes:
+    """States with new values, the first of rollouts that continue them, from a critic of this weight version."""
     columns = {
-        "problem": [state.problem_id for state, _ in valued],
-        "key": [state.key for state, _ in valued],
-        "value": [value for _, value in valued],
+        "problem": [rollout.start.problem_id for rollout in valued],
+        "key": [rollout.start.state_key for rollout in valued],
+        "value": [float(rollout.values[0]) for rollout in valued],
         "version": [version] * len(valued),
     }
     return _stream(pa.RecordBatch.from_pydict(columns, _VALUES), REVALUE)

@@ -1,16 +1,21 @@
-"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often. Invariant: a
-draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler continues exactly.
-A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint."""
+"""Fresh problems as a start source, and the samplers behind it: all with equal probability, or hard ones more often.
 
+Invariant: a draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler
+continues exactly. A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint."""
+
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from core.records import Judged, Problem
+from core.records import Problem, Rollout, Start, Use, used
 from core.seeds import derive, generator
+from core.sources import Progress, StartSource, root_start
 
 MEMORY = 0.5  # weight of a problem's earlier success rate when it is blended with that of its newest rollouts
+CURSOR = "cursor.json"
 EASY = 0.2  # weight of a problem that is always solved, relative to one that never is
 
 
@@ -33,7 +38,7 @@ class UniformSampler:
             self._position += len(taken)
         return drawn
 
-    def record(self, judged: Iterable[Judged]) -> None:
+    def record(self, rollouts: Iterable[Rollout]) -> None:
         """Do nothing: outcomes do not change the order."""
 
     def state(self) -> dict[str, Any]:
@@ -67,13 +72,13 @@ class HardSampler:
             drawn += np.argsort(-keys, kind="stable")[: n - len(drawn)].tolist()
         return [self._problems[at] for at in drawn]
 
-    def record(self, judged: Iterable[Judged]) -> None:
+    def record(self, rollouts: Iterable[Rollout]) -> None:
         """Blend the share of correct rollouts from the root into the rates of their problems."""
         results: dict[int, list[bool]] = {}
-        for item in judged:
-            start = item.trajectory.start
+        for rollout in rollouts:
+            start = rollout.start
             if not start.replayed and start.problem_id in self._index:  # else of another data set of a mixture
-                results.setdefault(self._index[start.problem_id], []).append(item.verdict.correct)
+                results.setdefault(self._index[start.problem_id], []).append(rollout.verdict.correct)
         for at, correct in results.items():
             newest = sum(correct) / len(correct)
             self._rates[at] = MEMORY * self._rates[at] + (1.0 - MEMORY) * newest if self._seen[at] else newest
@@ -111,11 +116,11 @@ class MixedSampler:
         parts = {label: iter(sampler.sample(order.count(label))) for label, sampler in self._samplers.items()}
         return [next(parts[label]) for label in order]
 
-    def record(self, judged: Iterable[Judged]) -> None:
+    def record(self, rollouts: Iterable[Rollout]) -> None:
         """Hand the outcomes to the samplers of their problems."""
-        judged = list(judged)
+        rollouts = list(rollouts)
         for sampler in self._samplers.values():
-            sampler.record(judged)
+            sampler.record(rollouts)
 
     def state(self) -> dict[str, Any]:
         """The cursor, as plain data."""
@@ -140,3 +145,27 @@ def problem_sampler(
         return kind(problems, seed)
     parts = {label: [problem for problem in problems if problem.source == label] for label in weights}
     return MixedSampler({label: kind(part, derive(seed, label)) for label, part in parts.items()}, weights)
+
+
+class Fresh(StartSource):
+    """The roots of problems that a sampler draws."""
+
+    def __init__(self, sampler: ProblemSampler) -> None:
+        self._sampler, self._new = sampler, sampler.state()
+
+    def propose(self, most: int, at: Progress) -> list[Start]:
+        """`most` problems."""
+        return [root_start(problem, at, index) for index, problem in enumerate(self._sampler.sample(most))]
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:  # noqa: ARG002
+        """Tell the sampler which problems succeed."""
+        self._sampler.record(used(rollouts, Use.TRAIN, Use.COUNT))
+
+    def save(self, folder: Path) -> None:
+        """See `StartSource`."""
+        (folder / CURSOR).write_text(json.dumps(self._sampler.state()), encoding="utf-8")
+
+    def restore(self, folder: Path | None) -> None:
+        """See `StartSource`."""
+        saved = self._new if folder is None else json.loads((folder / CURSOR).read_text(encoding="utf-8"))
+        self._sampler.restore(saved)

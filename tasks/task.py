@@ -9,14 +9,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
 from core.protocols import Case, Judge
-from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
+from core.records import FloatArray, IntArray, Problem, Rollout, Start, Verdict
 from tasks.judging import start_judge
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.limits import AskedLimits, TokenLimits
@@ -109,54 +109,54 @@ class Task:
         """Digest of a prompt; of a world's problem, because two worlds may begin with the same words."""
         return prompt_digest(self.decode(what.prompt_ids) if what.world is None else what.world.prompt)
 
-    def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Judge the whole response (prefix and continuation) of every trajectory. The order stays the same."""
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Judge the whole response (prefix and continuation) of every rollout. The order stays the same."""
         texts = self.tokenizer.batch_decode(
-            [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
+            [rollout.response_ids.tolist() for rollout in rollouts], skip_special_tokens=True
         )
-        problems = [self._problems[trajectory.start.problem_id] for trajectory in trajectories]
-        judged: dict[int, Judged] = {}
+        problems = [self._problems[rollout.start.problem_id] for rollout in rollouts]
+        judged: dict[int, Rollout] = {}
         for label, source in self._sources.items():
             rows = [row for row, problem in enumerate(problems) if problem.source == label]
             if not rows:
                 continue
-            cases = [self._case(source.judge, problems[row], trajectories[row], texts[row]) for row in rows]
+            cases = [self._case(source.judge, problems[row], rollouts[row], texts[row]) for row in rows]
             by_world = source.judge.asks.episode
             for row, verdict in zip(rows, source.judge.judge(cases), strict=True):
-                steps = step_rewards(trajectories[row], verdict, self.decode, by_world)
-                judged[row] = Judged(trajectories[row], verdict, steps)
-        return [judged[row] for row in range(len(trajectories))]
+                steps = step_rewards(rollouts[row], verdict, self.decode, by_world)
+                judged[row] = replace(rollouts[row], verdict=verdict, step_rewards=steps)
+        return [judged[row] for row in range(len(rollouts))]
 
-    def _case(self, judge: Judge, problem: Problem, trajectory: Trajectory, response: str) -> Case:
+    def _case(self, judge: Judge, problem: Problem, rollout: Rollout, response: str) -> Case:
         """A response, with what the judge asks for."""
         asks = judge.asks
         where, columns = json.loads(self._rows.get((problem.source, problem.question), '["", {}]'))
-        ids = trajectory.response_ids.tolist() if asks.ids or asks.query else []
+        ids = rollout.response_ids.tolist() if asks.ids or asks.query else []
         prompt = query = ""
         if asks.query:
             prompt_ids = problem.prompt_ids.tolist()
             prompt, query = self.tokenizer.batch_decode([prompt_ids, prompt_ids + ids])
-        episode = trajectory.episode if asks.episode else None
+        episode = rollout.episode if asks.episode else None
         where = where or problem.id
-        return Case(problem.reference, response, where, columns, ids, prompt, query, episode, trajectory.tokens.size)
+        return Case(problem.reference, response, where, columns, ids, prompt, query, episode, rollout.tokens.size)
 
-    def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
+    def votes(self, judged: Sequence[Rollout]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
 
         Problems whose responses have no short answer are left out.
         """
-        by_problem: defaultdict[str, list[Judged]] = defaultdict(list)
+        by_problem: defaultdict[str, list[Rollout]] = defaultdict(list)
         for item in judged:
-            by_problem[item.trajectory.start.problem_id].append(item)
+            by_problem[item.start.problem_id].append(item)
         return {
             name: self._answers(source, items)
             for name, items in by_problem.items()
             if (source := self._sources[self._problems[name].source]).kind.answer is not None
         }
 
-    def _answers(self, source: JudgedSource, judged: Sequence[Judged]) -> list[str | None]:
+    def _answers(self, source: JudgedSource, judged: Sequence[Rollout]) -> list[str | None]:
         assert source.kind.answer is not None
-        texts = [self.decode(item.trajectory.response_ids) for item in judged]
+        texts = [self.decode(item.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]
         if source.kind.puzzle or source.kind.rows or not source.judge.asks.nothing:
             return answers  # the judge compares with the problem, not with an answer
@@ -240,7 +240,7 @@ def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenize
 
 
 def step_rewards(
-    trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str], by_world: bool = False
+    trajectory: Rollout, verdict: Verdict, decode: Callable[[IntArray], str], by_world: bool = False
 ) -> FloatArray | None:
     """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none. None
     without steps.

@@ -35,10 +35,10 @@ def options(root: Path, address: str, model: str) -> list[str]:
 
 
 def progress(folder: Path, iteration: int) -> dict[str, list[dict[str, str]]]:
-    """What a checkpoint says of the pipeline."""
+    """What a checkpoint says of the engines."""
     found: dict[str, list[dict[str, str]]] = json.loads(
         (folder / "checkpoints" / f"{iteration:06d}" / "progress.json").read_text()
-    )["pipeline"]
+    )["engines"]
     return found
 
 
@@ -94,7 +94,7 @@ def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_i
     assert all(line["max_staleness"] <= STALENESS for line in lines)
     assert sum(line["stale_tokens"] for line in lines) > 0
     assert_engines_agreed(lines)
-    assert progress(folder, ITERATIONS) == {"fed": ITERATIONS, "in_flight": []}
+    assert progress(folder, ITERATIONS) == {"in_flight": []}
     trained = [start for n in range(1, ITERATIONS + 1) for start in sorted(sampled(folder, n))]
     assert len(trained) == len(set(trained))  # none twice
     resumed = set().union(*(sampled(folder, n) for n in range(saved + 1, saved + STALENESS + 1)))

@@ -148,7 +148,7 @@ def test_a_resumed_run_ends_with_the_same_optimizers_and_replay_store(straight: 
         assert states[0]["state"], "no optimizer state to compare"
         assert_equal(*states)
     tables = [
-        {path.name: pyarrow.parquet.read_table(path) for path in (folder / "replay").glob("*.parquet")}
+        {path.name: pyarrow.parquet.read_table(path) for path in (folder / "sources" / "replay").glob("*.parquet")}
         for folder in (left, right)
     ]
     assert sum(table.num_rows for table in tables[0].values()) > 0

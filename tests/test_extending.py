@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from core.config import ReplayConfig, TaskConfig
 from core.load import parse_config
 from core.protocols import Case
-from core.records import CutTrajectory, Provenance
+from core.records import Provenance
 from core.run_directory import RunDirectory
 from learner.methods import check_estimator, check_policy_loss, find_estimator
 from monitor.trackers import check_trackers, open_trackers
+from replay.cutting import States
 from replay.rankings.find import check_ranking
 from replay.store import ReplayStore
 from tasks.judging import start_judge
 from tasks.kinds import task_items
+from tests.replay.made import states
 from tests.trainer.examples import iteration
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -54,11 +55,9 @@ def test_an_estimator_and_a_policy_loss() -> None:
     check_policy_loss("my_loss:plain", 0.2, 0.2, 3.0)
 
 
-def cut(problem: str, provenance: Provenance, tokens: list[int]) -> CutTrajectory:
+def cut(problem: str, provenance: Provenance, tokens: list[int]) -> States:
     """A response of ten tokens with a state after two and one after five."""
-    lengths, values = np.array([2, 5], np.int32), np.zeros(2, np.float32)
-    reward = float(provenance == Provenance.OWN_SUCCESSFUL)
-    return CutTrajectory(problem, np.array(tokens, np.int32), lengths, values, provenance, reward, version=0)
+    return states(problem, tokens, [2, 5], [0.0, 0.0], provenance)
 
 
 def test_a_ranking(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_ranking(tmp_path: Path) -> None:
         failed = [
             cut("won", Provenance.OWN_FAILED, [number, *range(9)]) for number in (90, 91)
         ]  # the root does not solve it
-        store.add([cut("won", Provenance.OWN_SUCCESSFUL, [*range(10)]), *failed])
+        store.add([cut("won", Provenance.OWN_SUCCESSFUL, [*range(10)]), *failed], version=0)
         drawn = store.sample(9, seed=0)
     assert sorted(state.prefix_ids.tolist() for state in drawn) == [[0, 1], [0, 1, 2, 3, 4]]
 

@@ -3,88 +3,78 @@
     engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two engine steps
     learner           wait   | update 1     | update 2     | ...    on the oldest complete batch
 
-Batch N is submitted once the learner's version is at least N - 1 - `max_staleness`. Invariants: when the learner trains
-at version v, no token is older than v - `max_staleness`; every submitted start is trained on once, with all samples; a
-resumed run submits those of `state` again."""
+The starts of batch N are asked for once the learner's version is at least N - 1 - `max_staleness`. Invariants: when the
+learner trains at version v, no token is older than v - `max_staleness`; every submitted start is trained on once, with
+all samples; a resumed run submits those of `save` again."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from core.errors import ConfigError
-from core.records import Sampling, Start, Trajectory, World
+from core.records import Rollout, Sampling, Start, World
+from core.sources import Progress
 
 if TYPE_CHECKING:
     from actors.stream import RolloutStream
 
 
-class Pipeline:
-    """Starts submitted and not yet trained on; tokens are at most `max_staleness` >= 1 versions behind the learner."""
+class AsynchronousEngines:
+    """Engines that generate while the learner updates (`core.engines.Engines`)."""
 
-    def __init__(
-        self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int
-    ) -> None:
-        self._stream = stream
-        self._sampling = sampling
-        self._starts = starts
-        self._max_staleness = max_staleness
-        self._iterations = iterations
-        self._fed = 0  # number of the last batch that was submitted
+    def __init__(self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int) -> None:
+        """`starts`: of a batch. `max_staleness`: >= 1, weight versions that a token may be behind the learner."""
+        self._stream, self._sampling = stream, sampling
+        self._starts, self._max_staleness = starts, max_staleness
+        self._version = 0  # of the learner
         self._open: dict[str, Start] = {}
         self._submitted_at: dict[str, int] = {}  # start id -> learner's version at submission; no token is older
-        self._complete: dict[str, list[Trajectory]] = {}  # in the order of completion
+        self._complete: dict[str, list[Rollout]] = {}  # in the order of completion
 
     @property
     def finished(self) -> int:
         """Starts that are complete and wait for the learner."""
         return len(self._complete)
 
-    def feed(self, choose: Callable[[int], list[Start]], number: int, version: int) -> None:
-        """Submit the batches that iteration `number` allows, chosen by `choose`."""
-        while self._fed < min(number + self._max_staleness, self._iterations):
-            self._fed += 1
-            self._submit(choose(self._fed), version)
+    def room(self, at: Progress) -> int:
+        """The starts of the iterations that may begin now, less those that are in flight."""
+        self._version = at.version
+        last = min(at.iteration + self._max_staleness, at.iterations)
+        return (last - at.iteration + 1) * self._starts - len(self._open)
 
-    def take(self, version: int) -> list[Trajectory]:
-        """Wait for a batch for the learner at `version`: its samples, oldest starts first. Raises ActorError."""
+    def generate(self, starts: Sequence[Start]) -> list[Rollout]:
+        """Submit `starts`, and wait for a batch: its samples, oldest starts first. Raises ActorError."""
+        self._submit(starts)
         while (
-            chosen := next_batch(self._submitted_at, self._complete, self._starts, version, self._max_staleness)
+            chosen := next_batch(self._submitted_at, self._complete, self._starts, self._version, self._max_staleness)
         ) is None:
-            for start_id, trajectories in self._stream.finished():
-                self._complete[start_id] = trajectories
+            self._complete.update(self._stream.finished())
         for start_id in chosen:
             del self._open[start_id], self._submitted_at[start_id]
-        return [trajectory for start_id in chosen for trajectory in self._complete.pop(start_id)]
+        return [rollout for start_id in chosen for rollout in self._complete.pop(start_id)]
 
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint (JSON): number of the last submitted batch, and the starts that are not yet trained on."""
-        return {"fed": self._fed, "in_flight": [_as_json(start) for start in self._open.values()]}
+    def save(self) -> dict[str, Any] | None:
+        """The starts that are not yet trained on."""
+        return {"in_flight": [_as_json(start) for start in self._open.values()]}
 
-    def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
-        """Continue after iteration `number`: submit the starts of `state` (None: synchronous) again, for the current
-        weights. Raises ConfigError when the settings allow fewer starts, or these do not fill whole iterations."""
-        starts = [_from_json(record) for record in state["in_flight"]] if state else []
-        fed = state["fed"] if state else number
-        ahead = fed - number
-        if ahead > self._max_staleness:
+    def restore(self, saved: Mapping[str, Any] | None, at: Progress) -> None:
+        """See `Engines`. `saved` None: of a synchronous run."""
+        starts = [_from_json(record) for record in saved["in_flight"]] if saved else []
+        if len(starts) > self._max_staleness * self._starts:
             raise ConfigError(
-                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} "
-                f"iterations; set rollout.max_staleness to {ahead} or more"
-            )
-        if len(starts) != self._starts * ahead:
-            raise ConfigError(
-                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} "
-                f"iterations; set rollout.starts to {len(starts) // max(1, ahead)}"
+                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has {len(starts)} starts in flight, "
+                f"more than rollout.max_staleness x rollout.starts = {self._max_staleness * self._starts}; raise one"
             )
         self._stream.abandon()
-        self._open, self._submitted_at, self._complete, self._fed = {}, {}, {}, fed
-        self._submit(starts, version)
+        self._open, self._submitted_at, self._complete = {}, {}, {}
+        self._version = at.version
+        self._submit(starts)
 
-    def _submit(self, starts: Sequence[Start], version: int) -> None:
+    def _submit(self, starts: Sequence[Start]) -> None:
         self._open |= {start.id: start for start in starts}
-        self._submitted_at |= {start.id: version for start in starts}
+        self._submitted_at |= {start.id: self._version for start in starts}
         self._stream.submit(starts, self._sampling)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,26 +18,32 @@ from core.environments.served import load_agent
 from core.errors import ConfigError
 from core.machine import this_machine
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
-from core.records import Boundaries, Sampling, Start
+from core.records import Boundaries, Problem, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
+from core.sources import Progress, StartSource
 from core.startup import named_address, without_gc
+from replay.imitation import Imitation
+from replay.source import Cutting, Replay
+from trainer.asynchronous import AsynchronousEngines
+from trainer.engines import SynchronousEngines
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import Note, expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
 from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task, resolve_model
 from trainer.model.gguf import model_folder
-from trainer.records import Components, IterationSettings
+from trainer.run import Resampling, Run, Sources
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
-    from actors.stream import RolloutStream
+    from core.engines import Engines
     from learner.estimators import Estimator
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking
+    from replay.store import ReplayStore
     from tasks.task import Task
-    from trainer.asynchronous import Pipeline
+    from trainer.run import Pool
 
 logger = logging.getLogger("retrospect.build")
 
@@ -49,33 +55,6 @@ class ModelAndTask:
     model: str  # Hugging Face directory or name
     task: Task
     config: ResolvedConfig
-
-
-def iteration_settings(config: ResolvedConfig) -> IterationSettings:
-    """The settings of an iteration, from the configuration."""
-    from learner.shaping import whole_reward
-
-    plan, (_, ranking) = batch_plan(config), _methods(config)
-    replayed = config.replay.ratio > 0
-    values_count = replayed and ranking.values != "unused" and critic(config) != "none"
-    return IterationSettings(
-        seed=config.run.seed,
-        starts=plan.starts,
-        iterations=config.run.iterations,
-        replayed=plan.replayed_starts,
-        schedule=config.replay.schedule,
-        fill=config.replay.fill,
-        start_states=config.replay.start_states,
-        samples=config.rollout.samples,
-        sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
-        resample=config.rollout.resample,
-        reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
-        mask_truncated=config.algorithm.overlong == "mask",
-        exclude_wrong=config.replay.exclude_wrong,
-        canonical=replayed and config.replay.canonical,
-        refresh_states=config.replay.refresh if values_count else 0,
-        refresh_while_generating=not config.rollout.sleep,
-    )
 
 
 def evaluation_plan(config: ResolvedConfig) -> EvaluationPlan:
@@ -202,51 +181,115 @@ def connected(
 
 
 @contextmanager
-def components(
-    run: RunDirectory,
+def opened(
+    directory: RunDirectory,
     ready: ModelAndTask,
     device: Device,
     *,
     local: bool = False,
     ready_part: Callable[[str], None] = lambda _: None,
-) -> Iterator[Components]:
+) -> Iterator[Run]:
     """Start store, engines and learner. `local`: in this process. `ready_part` is told "engines", "learner"."""
-    from replay.boundaries import TokenTable, boundaries, no_boundaries, remembered
-    from replay.store import ReplayStore
-    from tasks.kinds import rollout_settings
-    from tasks.sampling import problem_sampler
-
     config, task = ready.config, ready.task
-    shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores the store from its checkpoint
-    run.replay.mkdir()
+    problems = {problem.id: problem for problem in task.train}
+    shutil.rmtree(directory.replay, ignore_errors=True)  # a resumed run restores the store from its checkpoint
     with ExitStack() as stack:
-        store = ReplayStore(  # first, so that a file error is reported before the engines start
-            config.replay,
-            vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused ids too
-            directory=run.replay,
-            fingerprint=task.fingerprint,
-            local=local,
-        )
-        stack.callback(store.close)
-        start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, run))
+        store = _store(config, ready, directory, local)  # first: a file error is reported before the engines start
+        if store is not None:
+            stack.callback(store.close)
+        start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, directory))
         start_learner = partial(_learner, config, ready.model, device, local)
         pool, learner = _start_both(start_engines, start_learner, stack, ready_part, one_process=local)
-        stale = config.rollout.max_staleness
-        stream, pipeline = stack.enter_context(asynchronous(config, pool)) if stale else (pool, None)
-        table, seed = TokenTable.from_tokenizer(task.tokenizer), derive(config.run.seed, "problems")
-        cut: Boundaries = partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
-        if rollout_settings(config.rollout, config.task).environment:
-            cut = no_boundaries
-        yield Components(
+        pool, engines = stack.enter_context(_engines(config, pool))
+        boundaries = _boundaries(config, task)
+        is_wrong = task.prefix_is_wrong if config.replay.exclude_wrong else None
+        cutting = Cutting(boundaries, config.rollout.max_response_tokens, is_wrong)
+        yield Run(
+            begin=Progress(config.run.seed, 0, config.run.iterations, config.rollout.samples),
             task=task,
-            problems=problem_sampler(config.task.sampling, task.train, seed, task.weights),
-            by_id={problem.id: problem for problem in task.train},
-            replay=store,
-            actors=stream,
+            problems=problems,
+            sources=_sources(config, task, problems, store, cutting, pool),
+            engines=engines,
+            pool=pool,
             learner=learner,
-            boundaries=remembered(cut),
-            pipeline=pipeline,
+            boundaries=boundaries,
+            resampling=_resampling(config),
+            is_wrong=cutting.is_wrong,
         )
+
+
+def _store(config: ResolvedConfig, ready: ModelAndTask, directory: RunDirectory, local: bool) -> ReplayStore | None:
+    """The replay store, if states are replayed."""
+    from replay.store import ReplayStore
+
+    if not config.replay.ratio:
+        return None
+    directory.replay.mkdir()
+    return ReplayStore(
+        config.replay,
+        # engines sample unused ids too
+        vocabulary=max(len(ready.task.tokenizer), inspect_model(ready.model).vocabulary),
+        directory=directory.replay,
+        fingerprint=ready.task.fingerprint,
+        local=local,
+    )
+
+
+def _sources(
+    config: ResolvedConfig,
+    task: Task,
+    problems: Mapping[str, Problem],
+    store: ReplayStore | None,
+    cutting: Cutting,
+    pool: Pool,
+) -> Sources:
+    """The start sources: fresh problems, states if some are replayed, own successes if some are imitated."""
+    from tasks.sampling import Fresh, problem_sampler
+
+    seed = derive(config.run.seed, "problems")
+    others: dict[str, StartSource] = {}
+    if store is not None:
+        _, ranking = _methods(config)
+        values_count = ranking.values != "unused" and critic(config) != "none"
+        stale = config.replay.refresh if values_count else 0
+        others["replay"] = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
+    if config.replay.imitated:
+        others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)
+    fixed = None if config.replay.fill else config.rollout.starts - round(config.rollout.starts * config.replay.ratio)
+    fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))
+    return Sources(fresh, others, task.check_starts, fixed)
+
+
+def _boundaries(config: ResolvedConfig, task: Task) -> Boundaries:
+    """Where a step of a response ends."""
+    from replay.boundaries import TokenTable, boundaries, no_boundaries, remembered
+    from tasks.kinds import rollout_settings
+
+    if rollout_settings(config.rollout, config.task).environment:
+        return no_boundaries
+    table = TokenTable.from_tokenizer(task.tokenizer)
+    return remembered(partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride))
+
+
+def _resampling(config: ResolvedConfig) -> Resampling:
+    from learner.shaping import whole_reward
+
+    reward = partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens)
+    return Resampling(config.rollout.resample, reward, config.algorithm.overlong == "mask")
+
+
+@contextmanager
+def _engines(config: ResolvedConfig, pool: Any) -> Iterator[tuple[Pool, Engines]]:
+    """The engines for evaluation and weights, and for training: synchronous, or asynchronous in a thread."""
+    sampling = _sampling(config, config.rollout.temperature, config.rollout.top_p)
+    if not config.rollout.max_staleness:
+        yield pool, SynchronousEngines(pool, sampling, config.rollout.starts)
+        return
+    from actors.stream import RolloutStream
+
+    counts = {"starts": config.rollout.starts, "max_staleness": config.rollout.max_staleness}
+    with closing(RolloutStream(pool)) as stream:
+        yield stream, AsynchronousEngines(stream, sampling, **counts)
 
 
 def _start_both(
@@ -323,15 +366,3 @@ def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) ->
         sender=senders[transport(config, device)],
     )
     return LearnerGroup(recipe)
-
-
-@contextmanager
-def asynchronous(config: ResolvedConfig, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
-    """Run the pool in a separate thread. Yields it as a stream, and the pipeline that submits starts to it."""
-    from actors.stream import RolloutStream
-    from trainer.asynchronous import Pipeline
-
-    settings, stale = iteration_settings(config), config.rollout.max_staleness
-    counts = {"starts": settings.starts, "max_staleness": stale, "iterations": settings.iterations}
-    with closing(RolloutStream(pool)) as stream:
-        yield stream, Pipeline(stream, settings.sampling, **counts)

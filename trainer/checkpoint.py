@@ -4,8 +4,8 @@ checkpoints/NNNNNN/ holds
 
     learner/         models, optimizers, random states (DeepSpeed)
     policy/          the policy in Hugging Face format
-    replay/          snapshot of the store
-    progress.json    iteration, problem cursor, tokens, starts in flight
+    sources/         of each start source: cursor of the problems, snapshot of the store, own successes
+    progress.json    iteration, tokens, starts in flight
     digests.json     of each file, checked on a resume
 
 The files `best` and `latest` name one of them. Invariant: `latest` names a complete one. A checkpoint is written under
@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from core import PROGRAM
-from core.errors import CheckpointError, ConfigError, FullDiskError, first_line
+from core.errors import CheckpointError, FullDiskError, first_line
 from core.run_directory import RunDirectory, sync, write_atomically
 
 if TYPE_CHECKING:
-    from trainer.records import Components
+    from trainer.run import Run
 
 logger = logging.getLogger("retrospect.checkpoint")
 
 DIGESTS = "digests.json"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SAID_FULL = (*map(os.strerror, FULL), "iostream error", "inline_container.cc")  # the last two are of torch.save
-REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
+REQUIRED = ("learner/learner.json", "policy/config.json", "progress.json")
 """Files of every complete checkpoint, besides those of the learner's ranks; other nodes may have written them."""
 
 
@@ -46,9 +46,8 @@ class RunProgress:
     """How far a run is after an iteration."""
 
     iteration: int  # last complete iteration
-    cursor: dict[str, Any]  # of the problem sampler
     total_tokens: int  # generated in training rollouts so far
-    pipeline: dict[str, Any] | None = None  # asynchronous mode: starts in flight
+    engines: dict[str, Any] | None = None  # asynchronous mode: starts in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,16 @@ class Best:
     success: float
 
 
-def save(
-    run: RunDirectory, parts: "Components", progress: RunProgress, keep: int, success: float | None = None
-) -> Path:
+def save(directory: RunDirectory, run: "Run", progress: RunProgress, keep: int, success: float | None = None) -> Path:
     """Write a checkpoint atomically, then delete all but the newest `keep` and the best (`success`: on held-out
     problems). Raises CheckpointError, and leaves `latest`, when it cannot be written or a part is on another disk."""
-    final = run.checkpoints / f"{progress.iteration:06d}"
+    final = directory.checkpoints / f"{progress.iteration:06d}"
     try:
         with replacing(final) as temporary:  # `final` exists if the run was resumed from an earlier checkpoint
-            files = parts.learner.save(temporary / "learner")
-            parts.learner.export(temporary / "policy")
-            parts.replay.save(temporary / "replay")
+            files = run.learner.save(temporary / "learner")
+            run.learner.export(temporary / "policy")
+            (temporary / "sources").mkdir()
+            run.sources.save(temporary / "sources")
             write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
             wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
             if missing := [name for name in wanted if not (temporary / name).exists()]:
@@ -78,15 +76,15 @@ def save(
                     "nodes see"
                 )
             write_digests(temporary)
-        name_best(run, progress.iteration, success)
-        write_atomically(run.checkpoints / "latest", final.name)
+        name_best(directory, progress.iteration, success)
+        write_atomically(directory.checkpoints / "latest", final.name)
     except OSError as error:
         raise CheckpointError(
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the permissions"
         ) from error
     finally:
         shutil.rmtree(_sibling(final, "tmp"), ignore_errors=True)  # left by a failure; it may fill the disk
-    for old in superfluous(run, progress.iteration, keep):
+    for old in superfluous(directory, progress.iteration, keep):
         try:
             shutil.rmtree(old)
         except OSError as error:  # the next save tries again
@@ -263,35 +261,28 @@ def progress_of(path: Path) -> RunProgress:
 
 def in_flight(progress: RunProgress) -> int:
     """Number of starts of asynchronous mode that are submitted and not yet trained on."""
-    return len(progress.pipeline["in_flight"]) if progress.pipeline else 0
+    return len(progress.engines["in_flight"]) if progress.engines else 0
 
 
-def continue_from(path: Path, parts: "Components") -> RunProgress:
-    """Restore all parts from a checkpoint. Raises ConfigError when a synchronous run would lose starts in flight."""
+def continue_from(path: Path, run: "Run") -> RunProgress:
+    """Restore all parts from a checkpoint. Raises ConfigError when the settings would lose starts in flight."""
     progress = progress_of(path)
-    if parts.pipeline is None and (count := in_flight(progress)):
-        raise ConfigError(
-            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; do not change "
-            "rollout.max_staleness"
-        )
-    parts.learner.restore(path / "learner")
-    parts.replay.restore(path / "replay")
-    _set_up(parts, progress)
+    run.learner.restore(path / "learner")
+    run.sources.restore(path / "sources")
+    _set_up(run, progress)
     return progress
 
 
-def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
-    """Reset all parts, with new ranks, to the beginning of a run. `cursor`: the problem sampler's first one."""
-    progress = RunProgress(0, cursor, 0)
-    parts.replay.clear()
-    _set_up(parts, progress)
+def start_over(run: "Run") -> RunProgress:
+    """Reset all parts, with new ranks, to the beginning of a run."""
+    progress = RunProgress(0, 0)
+    run.sources.restore(None)
+    _set_up(run, progress)
     return progress
 
 
-def _set_up(parts: "Components", progress: RunProgress) -> None:
-    parts.problems.restore(progress.cursor)
-    parts.learner.version -= 1  # the broadcast adds 1, so the version stays the same
-    if parts.learner.broadcast(parts.actors).gap is None:
-        parts.learner.check_engines(parts.actors)
-    if parts.pipeline is not None:
-        parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)
+def _set_up(run: "Run", progress: RunProgress) -> None:
+    run.learner.version -= 1  # the broadcast adds 1, so the version stays the same
+    if run.learner.broadcast(run.pool).gap is None:
+        run.learner.check_engines(run.pool)
+    run.engines.restore(progress.engines, run.at(progress.iteration))

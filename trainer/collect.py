@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.records import IntArray, Judged
+from core.records import Boundaries, IntArray, Rollout, Use, used
+from replay.cutting import IsWrong, before_error
 from trainer.evaluation.scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
-from trainer.records import Components, IterationResult
-from trainer.starts import erroneous_share, erroneous_states
+from trainer.run import Report, Run
 
 if TYPE_CHECKING:
     from learner.stats import UpdateStats
-    from replay.stats import StoreStats
 
 OF_POLICY = ("policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm")
 """Metrics of the update that have no value while only the critic learns."""
@@ -35,95 +34,110 @@ OF_CRITIC = (
 
 
 def collect_metrics(
-    parts: Components,
-    result: IterationResult,
+    run: Run,
+    report: Report,
     seconds: PhaseSeconds,
     *,
     tokens_before: int,
     busy_before: float,
     evaluation: Evaluation | None,
-    find_wrong: bool = False,
 ) -> IterationMetrics:
-    """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it.
-    `find_wrong`: look for texts that are wrong before they end."""
-    batch, gap = result.batch, result.broadcast.gap
-    judged = batch.all_judged
-    tokens = sum(int(item.trajectory.generated.sum()) for item in judged)
-    episodes = [item.trajectory.episode for item in judged if item.trajectory.episode is not None]
+    """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it."""
+    gap, generated = report.broadcast.gap, report.generated
+    starts = {rollout.start.id: rollout.start for rollout in report.trained}
+    tokens = sum(int(rollout.generated.sum()) for rollout in generated)
+    episodes = [rollout.episode for rollout in generated if rollout.episode is not None]
     return IterationMetrics(
-        iteration=result.number,
-        weight_version=result.broadcast.version,
-        restarts=parts.actors.restarts,
-        quarantined=parts.actors.quarantined,
-        dropped_episodes=parts.actors.dropped,
-        root_success=_success([item for item in judged if not item.trajectory.start.replayed]),
-        replay_success=_success([item for item in judged if item.trajectory.start.replayed]),
+        iteration=report.iteration,
+        weight_version=report.broadcast.version,
+        restarts=run.pool.restarts,
+        quarantined=run.pool.quarantined,
+        dropped_episodes=run.pool.dropped,
+        root_success=_success([rollout for rollout in generated if not rollout.start.replayed]),
+        replay_success=_success([rollout for rollout in generated if rollout.start.replayed]),
         **_of_evaluation(evaluation),
-        reward=sum(item.reward for item in judged) / len(judged),
-        replay_share=sum(start.replayed for start in batch.starts) / len(batch.starts),
-        **(_of_errors(parts, result) if find_wrong else {}),
-        imitated=len(result.imitated) if result.stats.policy_trained else 0,
-        judge_failures=sum(item.verdict.judge_failed for item in judged),
-        resampled_starts=len({item.trajectory.start.id for item in batch.dropped}),
-        **_of_update(result.stats),
+        reward=sum(rollout.reward for rollout in generated) / len(generated),
+        replay_share=sum(start.replayed for start in starts.values()) / len(starts),
+        **({} if run.is_wrong is None else _of_errors(run, report, run.is_wrong)),
+        imitated=len(report.imitated) if report.stats.policy_trained else 0,
+        judge_failures=sum(rollout.verdict.judge_failed for rollout in generated),
+        resampled_starts=len({rollout.start.id for rollout in used(report.rollouts, Use.COUNT)}),
+        **_of_update(report.stats),
         logprob_gap=math.nan if gap is None else gap.mean,
         logprob_gap_high=math.nan if gap is None else gap.high,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
-        environment_steps=sum(one.steps for one in episodes),
-        repeated_steps=sum(one.repeated for one in episodes),
-        truncated_share=sum(item.trajectory.finish.truncated for item in judged) / len(judged),
+        environment_steps=sum(episode.steps for episode in episodes),
+        repeated_steps=sum(episode.repeated for episode in episodes),
+        truncated_share=sum(rollout.finish.truncated for rollout in generated) / len(generated),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
-        **_of_flow(parts, result, seconds, busy_before),
-        **_of_store(parts.replay.stats()),
+        **_of_flow(run, report, seconds, busy_before),
+        **_of_sources(run),
         seconds=seconds,
-        sources=_by_source(parts, result, evaluation),
-        rewards=_by_reward(judged),
+        sources=_by_source(run, report, evaluation),
+        rewards=_by_reward(generated),
     )
 
 
-def _of_errors(parts: Components, result: IterationResult) -> dict[str, Any]:
+def _of_errors(run: Run, report: Report, is_wrong: IsWrong) -> dict[str, Any]:
     """Shares of texts that are wrong before they end."""
-    judged, is_wrong = result.batch.all_judged, parts.task.prefix_is_wrong
-    replayed = [(start.problem_id, start.prefix_ids) for start in result.batch.starts if start.replayed]
+    generated = report.generated
+    replayed = {one.start.id: one.start for one in report.trained if one.start.replayed}.values()
     return {
-        "erroneous_share": erroneous_share(replayed, is_wrong),
-        "erroneous_states": erroneous_states(judged, parts.boundaries, is_wrong),
-        "erroneous_imitated": erroneous_share((_response(item.scored.judged) for item in result.imitated), is_wrong),
-        "lucky_share": erroneous_share((_response(item) for item in judged if item.verdict.correct), is_wrong),
+        "erroneous_share": erroneous_share(((start.problem_id, start.prefix_ids) for start in replayed), is_wrong),
+        "erroneous_states": erroneous_states(generated, run.boundaries, is_wrong),
+        "erroneous_imitated": erroneous_share(map(_response, report.imitated), is_wrong),
+        "lucky_share": erroneous_share((_response(one) for one in generated if one.verdict.correct), is_wrong),
     }
 
 
-def _response(item: Judged) -> tuple[str, IntArray]:
+def erroneous_share(texts: Iterable[tuple[str, IntArray]], is_wrong: IsWrong) -> float:
+    """Share of wrong texts (problem id, beginning of a response) among those that `is_wrong` can tell; NaN of none."""
+    known = [wrong for text in texts if (wrong := is_wrong(*text)) is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def erroneous_states(rollouts: Sequence[Rollout], boundaries: Boundaries, is_wrong: IsWrong) -> float:
+    """Share of wrong states among those of the rollouts that `is_wrong` can tell; NaN of none."""
+    states = erroneous = 0
+    for rollout in rollouts:
+        lengths = rollout.states(boundaries)
+        if is_wrong(rollout.start.problem_id, rollout.response_ids) is not None:
+            states += len(lengths)
+            erroneous += len(lengths) - len(before_error(rollout, lengths, is_wrong))
+    return erroneous / states if states else math.nan
+
+
+def _response(rollout: Rollout) -> tuple[str, IntArray]:
     """Problem id and whole response."""
-    return item.trajectory.start.problem_id, item.trajectory.response_ids
+    return rollout.start.problem_id, rollout.response_ids
 
 
-def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
-    found, held_out = {}, evaluation.sources if evaluation else {}
-    for label in parts.task.weights:
-        own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
-        found[label] = SourceMetrics(
-            starts=float(len({item.trajectory.start.id for item in own})),
-            root_success=_success([item.judged for item in own if not item.trajectory.start.replayed]),
-            replay_success=_success([item.judged for item in own if item.trajectory.start.replayed]),
-            reward=sum(item.judged.reward for item in own) / len(own) if own else math.nan,
+def _by_source(run: Run, report: Report, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
+    metrics, held_out = {}, evaluation.sources if evaluation else {}
+    for label in run.task.weights:
+        rollouts = [one for one in report.trained if run.problems[one.start.problem_id].source == label]
+        metrics[label] = SourceMetrics(
+            starts=float(len({rollout.start.id for rollout in rollouts})),
+            root_success=_success([rollout for rollout in rollouts if not rollout.start.replayed]),
+            replay_success=_success([rollout for rollout in rollouts if rollout.start.replayed]),
+            reward=sum(rollout.reward for rollout in rollouts) / len(rollouts) if rollouts else math.nan,
             evaluation_success=held_out[label].success.mean if label in held_out else math.nan,
         )
-    return found
+    return metrics
 
 
-def _by_reward(judged: Sequence[Judged]) -> dict[str, float]:
+def _by_reward(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean value of each of several rewards, over the responses to which it applies."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    for item in judged:
-        for label, value in item.verdict.parts:
-            found[label].append(value)
-    return {label: sum(values) / len(values) for label, values in sorted(found.items())}
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for label, value in rollout.verdict.parts:
+            values[label].append(value)
+    return {label: sum(of_label) / len(of_label) for label, of_label in sorted(values.items())}
 
 
-def _success(judged: Sequence[Judged]) -> float:
-    return sum(item.verdict.correct for item in judged) / len(judged) if judged else math.nan
+def _success(rollouts: Sequence[Rollout]) -> float:
+    return sum(rollout.verdict.correct for rollout in rollouts) / len(rollouts) if rollouts else math.nan
 
 
 def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
@@ -144,10 +158,14 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
     return {name: getattr(stats, name) for name in names} | dict.fromkeys(absent, math.nan)
 
 
-def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
-    queues = parts.actors.queues()
-    versions = [item.trajectory.versions[item.trajectory.generated] for item in result.scored]
-    staleness = result.broadcast.version - 1 - np.concatenate(versions)
+def _of_sources(run: Run) -> dict[str, Any]:
+    return dict(run.sources.metrics())
+
+
+def _of_flow(run: Run, report: Report, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
+    queues = run.pool.queues()
+    versions = [rollout.versions[rollout.generated] for rollout in report.trained]
+    staleness = report.broadcast.version - 1 - np.concatenate(versions)
     busy = queues.busy - busy_before
     return {
         "rollout_actors": queues.actors,
@@ -158,11 +176,5 @@ def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, 
         "learner_idle": 1.0 - (seconds.score + seconds.update + seconds.broadcast) / seconds.total,
         "waiting_samples": queues.waiting,
         "running_samples": queues.running,
-        "finished_starts": 0 if parts.pipeline is None else parts.pipeline.finished,
+        "finished_starts": run.engines.finished,
     }
-
-
-def _of_store(store: StoreStats) -> dict[str, Any]:
-    names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
-    counts = {"store_bytes": store.memory_bytes, "store_evictions": store.evicted, "lost_outcomes": store.lost_outcomes}
-    return counts | {f"store_{name}": getattr(store, name) for name in names}

@@ -1,11 +1,7 @@
 """The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
 
 Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a checkpoint (weights,
-optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
-
-Where the pieces are: starts, rollouts and verdicts in `trainer/batches.py`, states and own successes in
-`trainer/memory.py`, `replay/rankings` (the draw) and `replay/imitation.py`; advantages in `learner/estimators.py`,
-losses in `learner/policy_losses.py` and `learner/objective.py`.
+optimizers, start sources), so a resumed run repeats the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,44 +10,38 @@ from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
 from core.interruption import Interruption
-from trainer.batches import Batches
-from trainer.memory import Memory
+from core.sources import Progress
 from trainer.metrics import PhaseClock
-from trainer.records import Components, IterationResult, IterationSettings
+from trainer.rollouts import judged, resampled
+from trainer.run import Report, Run
 
 if TYPE_CHECKING:
     from learner.stats import BroadcastReport
 
 
-def iterate(
-    parts: Components, settings: IterationSettings, number: int, clock: PhaseClock, stop: Interruption
-) -> IterationResult:
-    """Iteration `number`. In asynchronous mode the starts that it chooses belong to later iterations, and the rollouts
-    that it trains on were begun earlier.
+def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Report:
+    """One iteration.
 
     Raises:
         ActorError, WeightError: engines or judges failed, or there is nothing to learn from. The update has not begun:
-            a failure after it is in the result.
+            a failure after it is in the report.
         KeyboardInterrupt: `stop` was asked to end the run. The update has not begun.
         LearnerError: a learner rank failed.
     """
-    batches, memory, learner = Batches(parts, settings, clock), Memory(parts, settings, clock), parts.learner
-    starts = batches.choose(number)  # fresh problems, and states that are worth replaying
-    memory.begin_refresh()  # the critic values old states anew while the engines generate
+    starts = clock.timed("replay", run.sources.propose, run.engines.room(at), at)  # states, and fresh problems
     with stop.interruptible():
-        rollouts = batches.generate(starts, number)
-        batch = batches.judge(rollouts, number)
-        with clock.phase("score"):
-            scored = learner.score(batch.judged)
-    imitated = memory.remember(batch, scored, number)  # evidence and states go in, earlier own successes come out
-    with clock.phase("update"):
-        stats = learner.update(scored, parts.boundaries, batch.unsolved_share, imitated)
-    with clock.phase("broadcast"):
-        report, failure = broadcast(parts)
-    return IterationResult(number, batch, scored, stats, report, imitated, failure)
+        rollouts = clock.timed("generate", run.engines.generate, starts)
+        rollouts = clock.timed("reward", judged, run, rollouts, at)
+        rollouts = resampled(run, rollouts, at, clock)  # dynamic sampling, if it is on
+        rollouts += clock.timed("replay", run.sources.repeat, rollouts, at)  # own earlier successes, to imitate
+        rollouts = clock.timed("score", run.learner.score, rollouts)  # values and log-probabilities
+    clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, own successes
+    stats = clock.timed("update", run.learner.update, rollouts, run.boundaries)
+    broadcasted, failure = clock.timed("broadcast", broadcast, run)
+    return Report(at.iteration, rollouts, stats, broadcasted, failure)
 
 
-def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightError | None]:
+def broadcast(run: Run) -> tuple[BroadcastReport, ActorError | WeightError | None]:
     """Send the new weights to the engines.
 
     A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then
@@ -60,6 +50,6 @@ def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightEr
     from learner.stats import BroadcastReport
 
     try:
-        return parts.learner.broadcast(parts.actors), None
+        return run.learner.broadcast(run.pool), None
     except (ActorError, WeightError) as error:
-        return BroadcastReport(parts.learner.version, None), error
+        return BroadcastReport(run.learner.version, None), error

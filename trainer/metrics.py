@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, get_args
 
 from core.run_directory import keep_lines, read_jsonl
 
 Phase = Literal["generate", "reward", "score", "replay", "update", "broadcast", "evaluate"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +167,16 @@ class IterationMetrics:
     running_samples: int = _metric("flow", "samples", "Samples in the engines at the end of the iteration.")
     finished_starts: int = _metric("flow", "starts", "Complete starts that wait for the learner then.")
 
-    store_states: int = _metric("store", "states", "States in the replay store.")
-    store_bytes: int = _metric("store", "bytes", "Memory of the replay store over all shards.")
-    store_evictions: int = _metric("store", "states", "States evicted since the run began.")
-    store_replayable: int = _metric("store", "states", "States that can be drawn.")
-    store_hit_rate: float = _metric("store", "share", "States drawn, of those requested since the run began.")
-    store_mean_age: float = _metric("store", "versions", "Age of a state's value in weight versions, mean.")
-    store_max_age: int = _metric("store", "versions", "Age of the oldest value in weight versions.")
-    store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.")
-    store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.")
-    lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.")
+    store_states: int = _metric("store", "states", "States in the replay store.", 0)
+    store_bytes: int = _metric("store", "bytes", "Memory of the replay store over all shards.", 0)
+    store_evictions: int = _metric("store", "states", "States evicted since the run began.", 0)
+    store_replayable: int = _metric("store", "states", "States that can be drawn.", 0)
+    store_hit_rate: float = _metric("store", "share", "States drawn, of those requested since the run began.", 0)
+    store_mean_age: float = _metric("store", "versions", "Age of a state's value in weight versions, mean.", 0)
+    store_max_age: int = _metric("store", "versions", "Age of the oldest value in weight versions.", 0)
+    store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.", 0)
+    store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.", 0)
+    lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 
     seconds: PhaseSeconds
     sources: Mapping[str, SourceMetrics] = field(default_factory=dict)  # by label; empty for a task of one data set
@@ -282,6 +284,11 @@ class PhaseClock:
             yield self
         finally:
             self._spent[name] += time.perf_counter() - begun
+
+    def timed(self, name: Phase, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What `call` returns; its time is charged to `name`."""
+        with self.phase(name):
+            return call(*args, **kwargs)
 
     def seconds(self) -> PhaseSeconds:
         """The seconds since the clock was made, by phase."""

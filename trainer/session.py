@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
 from core.interruption import Interruption
+from core.records import EMPTY, IntArray, Problem
 from core.run_directory import RunDirectory, keep_lines, write_atomically, write_samples
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
@@ -25,8 +27,7 @@ from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evalu
 from trainer.evaluation.table import evaluation_table
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, PhaseClock
-from trainer.records import Components, IterationResult, IterationSettings
-from trainer.starts import known_texts
+from trainer.run import Report, Run
 
 logger = logging.getLogger("retrospect.session")
 
@@ -62,15 +63,13 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The components of a run, and where it writes."""
+    """The parts of a run, and where it writes."""
 
-    parts: Components
-    settings: IterationSettings
+    run: Run
     schedule: Schedule
     directory: RunDirectory
     open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # argument: last complete iteration
     mirror: Callable[[str], str] = lambda _: ""  # a new checkpoint's name -> what to add to the line about it
-    told: list[str] = field(default_factory=list)  # why the first response without a verdict has none
 
 
 def run_session(session: Session, resumed: Path | None, stop: Interruption) -> bool:
@@ -84,24 +83,23 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
     weights of an engine differ from the learner's. In these cases the last complete iteration is saved. Raises
     DivergenceError when too many optimizer steps were skipped; the ids of their problems are in the run directory.
     """
-    parts, schedule, directory = session.parts, session.schedule, session.directory
-    cursor, restarts = parts.problems.state(), 0
+    run, directory, restarts = session.run, session.directory, 0
     while True:
         try:
-            progress = _begin(session, resumed, cursor, again=restarts > 0)
+            progress = _restarted(session) if restarts else _begun(run, resumed)
             keep_lines(directory.evaluations, "iteration", progress.iteration or -1)  # -1: a new run repeats 0, too
             with session.open_outputs(progress.iteration) as outputs:
-                if not _train(session, outputs, progress, stop):
+                if not Training(session, outputs, stop, progress).finish():
                     return False
             with checkpoint.replacing(directory.policy) as folder:
-                parts.learner.export(folder)
+                run.learner.export(folder)
             return True
         except DivergenceError as error:
             write_atomically(directory.diverged, "\n".join(error.problem_ids) + "\n")
             raise
         except (LearnerError, LostShardError) as error:
             restarts += 1
-            if restarts > schedule.learner_restarts or checkpoint.full_disk(error):
+            if restarts > session.schedule.learner_restarts or checkpoint.full_disk(error):
                 raise
             saved = checkpoint.saved(directory)
             where = "begins again" if saved is None else f"continues after iteration {saved}"
@@ -110,139 +108,141 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
             print(message, flush=True)
 
 
-def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Interruption) -> bool:
-    """All iterations after `progress`. False: `stop` ended them, and the last complete one is saved."""
-    stop.hold()
-    try:
-        if progress.iteration == 0:
-            with stop.interruptible():
-                first = _evaluate(session, 0, PhaseClock(outputs.phase))
-            outputs.note(f"before training: {describe_evaluation(first)}")
-            _note_sets(outputs, first)
-        for number in range(progress.iteration + 1, session.schedule.iterations + 1):
-            progress = _step(session, outputs, progress, number, PhaseClock(outputs.phase), stop)
-            if number < session.schedule.iterations:
-                stop.check()
-    except KeyboardInterrupt:
-        if progress.iteration:
-            _save(session, outputs, progress, f"ended after iteration {progress.iteration}; ")
-        return False
-    return True
+def _begun(run: Run, resumed: Path | None) -> RunProgress:
+    """Set the parts to where training begins."""
+    noise = run.learner.measure_noise(run.pool, known_texts(run.task.train))
+    logger.info("with the same weights engines and learner differ by %s", noise)
+    return RunProgress(0, 0) if resumed is None else checkpoint.continue_from(resumed, run)
 
 
-def _step(
-    session: Session, outputs: Outputs, progress: RunProgress, number: int, clock: PhaseClock, stop: Interruption
-) -> RunProgress:
-    """Iteration `number` and what follows it. When engines fail in it, the iteration before it is saved."""
-    busy = session.parts.actors.queues().busy
-    try:
-        result = iterate(session.parts, session.settings, number, clock, stop)
-    except (ActorError, WeightError):  # the update has not begun
-        if progress.iteration:
-            _save(session, outputs, progress, f"stopped in iteration {number}; ")
-        raise
-    return _finish(session, outputs, progress, result, clock, busy, stop)
+def _restarted(session: Session) -> RunProgress:
+    """Set the parts to the last checkpoint, after a lost rank or shard; to the beginning if there is none."""
+    session.run.learner.restart()
+    if checkpoint.saved(session.directory) is None:
+        return checkpoint.start_over(session.run)
+    return checkpoint.continue_from(checkpoint.latest(session.directory), session.run)
 
 
-def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
-    """Set the parts to where training begins. `again`: after a lost rank or shard. `cursor`: the problem sampler's
-    first one."""
-    parts = session.parts
-    if again:
-        parts.learner.restart()
-        if checkpoint.saved(session.directory) is None:
-            return checkpoint.start_over(cursor, parts)
-        resumed = checkpoint.latest(session.directory)
-    else:
-        noise = parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
-        logger.info("with the same weights engines and learner differ by %s", noise)
-    return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
+def known_texts(problems: Sequence[Problem]) -> Iterator[IntArray]:
+    """Prompts [T >= 2], each with its canonical solution if there is one."""
+    for problem in problems:
+        solution = EMPTY if problem.solution_ids is None else problem.solution_ids
+        text = np.concatenate([problem.prompt_ids, solution])
+        if text.size > 1:
+            yield text
 
 
-def _finish(
-    session: Session,
-    outputs: Outputs,
-    before: RunProgress,
-    result: IterationResult,
-    clock: PhaseClock,
-    busy: float,
-    stop: Interruption,
-) -> RunProgress:
-    """Evaluate, report and save after an iteration. `busy`: seconds that the engines worked before it.
+@dataclass(slots=True)
+class Training:
+    """The iterations from one start, or restart, of the learner."""
 
-    Raises ActorError or WeightError when the engines failed in the broadcast or the evaluation, after the iteration is
-    saved.
-    """
-    parts, schedule, number = session.parts, session.schedule, result.number
-    failure, evaluation = result.failure, None
-    if failure is None and schedule.evaluates(number):
+    session: Session
+    outputs: Outputs
+    stop: Interruption
+    progress: RunProgress  # after the last complete iteration
+    failed_judge: str = ""  # why the first response without a verdict has none; it is said once
+
+    def finish(self) -> bool:
+        """All iterations that are left. False: `stop` ended them, and the last complete one is saved."""
+        self.stop.hold()
+        last = self.session.schedule.iterations
         try:
-            with stop.interruptible():
-                evaluation = _evaluate(session, number, clock)
-        except (ActorError, WeightError) as error:
-            failure = error
+            if self.progress.iteration == 0:
+                with self.stop.interruptible():
+                    first = self._evaluate(0, PhaseClock(self.outputs.phase))
+                self.outputs.note(f"before training: {describe_evaluation(first)}")
+                self._note_sets(first)
+            for number in range(self.progress.iteration + 1, last + 1):
+                self._iteration(number, PhaseClock(self.outputs.phase))
+                if number < last:
+                    self.stop.check()
         except KeyboardInterrupt:
-            logger.warning("iteration %d is not evaluated: interrupted", number)
-    metrics = collect_metrics(
-        parts,
-        result,
-        clock.seconds(),
-        tokens_before=before.total_tokens,
-        busy_before=busy,
-        evaluation=evaluation,
-        find_wrong=session.settings.exclude_wrong,
-    )
-    write_samples(session.directory, number, result.scored, parts.task.decode, parts.by_id)
-    for sink in outputs.sinks:
-        sink.write(metrics)
-    if evaluation is not None:
-        _note_sets(outputs, evaluation)
-    _note_first_failure(session, outputs, result)
-    pipeline = None if parts.pipeline is None else parts.pipeline.state()
-    progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
-    success = None if evaluation is None else evaluation.success
-    best = success is not None and checkpoint.is_best(session.directory, success)
-    if schedule.saves(number) or best or failure:
-        _save(session, outputs, progress, f"stopped after iteration {number}; " if failure else "", success)
-    if failure:
-        raise failure
-    return progress
+            if self.progress.iteration:
+                self._save(f"ended after iteration {self.progress.iteration}; ")
+            return False
+        return True
 
+    def _iteration(self, number: int, clock: PhaseClock) -> None:
+        """One iteration, its evaluation, its report and its checkpoint. Raises ActorError or WeightError when engines
+        failed: before the update, after the iteration before it is saved; else after this one is."""
+        run, schedule = self.session.run, self.session.schedule
+        busy = run.pool.queues().busy
+        try:
+            report = iterate(run, run.at(number), clock, self.stop)
+        except (ActorError, WeightError):  # the update has not begun
+            if self.progress.iteration:
+                self._save(f"stopped in iteration {number}; ")
+            raise
+        evaluation, failure = self._evaluated(report, clock)
+        metrics = collect_metrics(
+            run,
+            report,
+            clock.seconds(),
+            tokens_before=self.progress.total_tokens,
+            busy_before=busy,
+            evaluation=evaluation,
+        )
+        write_samples(self.session.directory, number, report.trained, run.task.decode, run.problems)
+        for sink in self.outputs.sinks:
+            sink.write(metrics)
+        if evaluation is not None:
+            self._note_sets(evaluation)
+        self._note_first_failure(report)
+        self.progress = RunProgress(number, metrics.total_tokens, run.engines.save())
+        success = None if evaluation is None else evaluation.success
+        best = success is not None and checkpoint.is_best(self.session.directory, success)
+        if schedule.saves(number) or best or failure:
+            self._save(f"stopped after iteration {number}; " if failure else "", success)
+        if failure:
+            raise failure
 
-def _note_sets(outputs: Outputs, evaluation: Evaluation) -> None:
-    """Show an evaluation as a table if it has evaluation sets."""
-    if evaluation.sets:
-        for line in evaluation_table(evaluation_record(evaluation)):
-            outputs.note(line)
+    def _evaluated(
+        self, report: Report, clock: PhaseClock
+    ) -> tuple[Evaluation | None, ActorError | WeightError | None]:
+        """The evaluation after an iteration if one is due, and what failed in it or in the broadcast before it."""
+        if report.failure is not None or not self.session.schedule.evaluates(report.iteration):
+            return None, report.failure
+        try:
+            with self.stop.interruptible():
+                return self._evaluate(report.iteration, clock), None
+        except (ActorError, WeightError) as error:
+            return None, error
+        except KeyboardInterrupt:
+            logger.warning("iteration %d is not evaluated: interrupted", report.iteration)
+            return None, None
 
+    def _evaluate(self, number: int, clock: PhaseClock) -> Evaluation:
+        """The evaluation after iteration `number` (0: before training), recorded in evaluations.jsonl and
+        evaluations/."""
+        run, directory = self.session.run, self.session.directory
+        result = clock.timed("evaluate", evaluate_policy, run.pool, run.task, self.session.schedule.evaluation)
+        append_evaluation(directory.evaluations, number, result)
+        rows = list(response_rows(result, run.task, f"iteration {number}"))
+        write_responses(directory.responses / f"{number:06d}.jsonl", rows)
+        return result
 
-def _note_first_failure(session: Session, outputs: Outputs, result: IterationResult) -> None:
-    """Say once in a run why a response has no verdict."""
-    failed = next((item.judged.verdict for item in result.scored if item.judged.verdict.judge_failed), None)
-    if failed is not None and not session.told:
-        session.told.append(failed.detail)
-        outputs.note(f"a response without a verdict: {failed.detail}; it has the reward {failed.reward:g}")
+    def _note_sets(self, evaluation: Evaluation) -> None:
+        """Show an evaluation as a table if it has evaluation sets."""
+        if evaluation.sets:
+            for line in evaluation_table(evaluation_record(evaluation)):
+                self.outputs.note(line)
 
+    def _note_first_failure(self, report: Report) -> None:
+        """Say once why a response has no verdict."""
+        failed = next((one.verdict for one in report.trained if one.verdict.judge_failed), None)
+        if failed is not None and not self.failed_judge:
+            self.failed_judge = failed.detail
+            self.outputs.note(f"a response without a verdict: {failed.detail}; it has the reward {failed.reward:g}")
 
-def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
-    """The evaluation after iteration `number` (0: before training), recorded in evaluations.jsonl and evaluations/."""
-    parts, directory = session.parts, session.directory
-    with clock.phase("evaluate"):
-        result = evaluate_policy(parts.actors, parts.task, session.schedule.evaluation)
-    append_evaluation(directory.evaluations, number, result)
-    rows = list(response_rows(result, parts.task, f"iteration {number}"))
-    write_responses(directory.responses / f"{number:06d}.jsonl", rows)
-    return result
-
-
-def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:
-    """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out
-    problems."""
-    directory = session.directory
-    copied, begun = "", time.monotonic()
-    if checkpoint.saved(directory) == progress.iteration:
-        path = checkpoint.latest(directory)
-    else:
-        path = checkpoint.save(directory, session.parts, progress, session.schedule.keep_checkpoints, success)
-        copied = f", written in {time.monotonic() - begun:.1f} s{session.mirror(path.name)}"
-    outputs.note(f"{reason}checkpoint {path}{copied}")
+    def _save(self, reason: str, success: float | None = None) -> None:
+        """Write and report the checkpoint of the last complete iteration, unless it is already the latest. `success`:
+        on held-out problems."""
+        directory, progress = self.session.directory, self.progress
+        copied, begun = "", time.monotonic()
+        if checkpoint.saved(directory) == progress.iteration:
+            path = checkpoint.latest(directory)
+        else:
+            keep = self.session.schedule.keep_checkpoints
+            path = checkpoint.save(directory, self.session.run, progress, keep, success)
+            copied = f", written in {time.monotonic() - begun:.1f} s{self.session.mirror(path.name)}"
+        self.outputs.note(f"{reason}checkpoint {path}{copied}")

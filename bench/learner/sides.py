@@ -15,7 +15,7 @@ from bench.learner.bare_loop import BareLoop, padded_batches
 from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, ResolvedLearner
-from core.records import Judged
+from core.records import Rollout
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerRecipe
 from learner.packing.batch import row_of
@@ -26,7 +26,7 @@ class Work:
     """A model, its training data and settings."""
 
     model: Shape | Path  # a random model of this shape, or the folder of a pretrained one
-    judged: list[Judged]
+    judged: list[Rollout]
     threads: int
     budget: int = 8192  # tokens of a micro-batch
     bare_budget: int = 2048  # of the bare loop, padding included
@@ -94,7 +94,7 @@ def started(work: Work) -> Iterator[tuple[Side, Side]]:
         value_model=work.value_model,
         gradient_checkpointing=cuda,
     )
-    rows = [row_of(item.trajectory) for item in work.judged]
+    rows = [row_of(item) for item in work.judged]
     size = -(-len(rows) // work.minibatches)
     batches = padded_batches(rows, work.bare_budget)
     steps = [padded_batches(rows[i : i + size], work.bare_budget) for i in range(0, len(rows), size)]

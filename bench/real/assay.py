@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from core.config import ResolvedConfig
-from core.records import Boundaries, Finish, IntArray, Judged, Provenance, ReplayedState, Sampling
+from core.records import EMPTY, Boundaries, Finish, IntArray, Provenance, ReplayedState, Rollout, Sampling, Start
 from core.run_directory import RunDirectory
 from core.seeds import derive, generator
-from trainer.build import iteration_settings
-from trainer.records import Components
-from trainer.starts import fresh_starts, own_provenance, replayed_starts
+from core.sources import Progress, roots, state_start
+from replay.cutting import States
+from trainer.engines import SynchronousEngines
+from trainer.run import Run
 
 DEPTHS = (0.2, 0.4, 0.6, 0.8)
 SAMPLES = 16  # from each root
@@ -37,7 +38,7 @@ T = TypeVar("T")
 class Assay:
     """The parts of a run, and what its stages cost."""
 
-    parts: Components
+    run: Run
     sampling: Sampling
     seed: int
     folder: Path
@@ -56,22 +57,30 @@ class Assay:
         print(f"{name}: {self.costs[name]}", flush=True)
         return found  # type: ignore[no-any-return]
 
-    def from_roots(self, problem_ids: Iterable[str], samples: int, label: str) -> list[list[Judged]]:
+    def from_roots(self, problem_ids: Iterable[str], samples: int, label: str) -> list[list[Rollout]]:
         """Samples of each problem."""
-        problems = [self.parts.by_id[name] for name in problem_ids]
-        starts = fresh_starts(problems, samples, derive(self.seed, label), iteration=0)
-        return _groups(self.parts.task.judge(self.parts.actors.generate(starts, self.sampling)), samples)
+        problems = [self.run.problems[name] for name in problem_ids]
+        starts = roots(problems, samples, derive(self.seed, label))
+        return _groups(self.run.task.judge(self.run.pool.generate(starts, self.sampling)), samples)
 
-    def continued(self, states: Sequence[ReplayedState], samples: int, label: str) -> list[list[Judged]]:
+    def continued(self, states: Sequence[ReplayedState], samples: int, label: str) -> list[list[Rollout]]:
         """Continuations of each state."""
-        starts = replayed_starts(states, self.parts.by_id, samples, derive(self.seed, label), iteration=0)
-        return _groups(self.parts.task.judge(self.parts.actors.generate(starts, self.sampling)), samples)
+        starts = self.starts(states, samples, label)
+        return _groups(self.run.task.judge(self.run.pool.generate(starts, self.sampling)), samples)
 
-    def tally(self, judged: Sequence[Judged]) -> list[int]:
+    def starts(self, states: Sequence[ReplayedState], samples: int, label: str) -> list[Start]:
+        """The states as starts."""
+        at = Progress(derive(self.seed, label), 0, 0, samples)
+        return [
+            state_start(self.run.problems[state.problem_id], state.prefix_ids, state.key, at, index)
+            for index, state in enumerate(states)
+        ]
+
+    def tally(self, judged: Sequence[Rollout]) -> list[int]:
         """Successes, generated tokens; of the successes those with something wrong, and those that can be checked."""
-        won = [item.trajectory for item in judged if item.verdict.correct]
-        told = [self.parts.task.prefix_is_wrong(one.start.problem_id, one.response_ids) for one in won]
-        tokens = sum(item.trajectory.tokens.size for item in judged)
+        won = [item for item in judged if item.verdict.correct]
+        told = [self.run.task.prefix_is_wrong(one.start.problem_id, one.response_ids) for one in won]
+        tokens = sum(item.tokens.size for item in judged)
         return [len(won), tokens, told.count(True), len(told) - told.count(None)]
 
 
@@ -86,8 +95,8 @@ class Chosen:
 
 
 def _generated(found: Any) -> int:
-    items = [item for group in found if isinstance(group, list) for item in group if isinstance(item, Judged)]
-    return sum(item.trajectory.tokens.size for item in items)
+    items = [item for group in found if isinstance(group, list) for item in group if isinstance(item, Rollout)]
+    return sum(item.tokens.size for item in items)
 
 
 def _groups(items: Sequence[T], size: int) -> list[list[T]]:
@@ -104,33 +113,34 @@ def states_of(
     return [ReplayedState(length, problem_id, response[:length], 0.0, provenance, 0) for length in lengths]
 
 
-def choose(assay: Assay, roots: Sequence[Sequence[Judged]], count: int) -> list[Chosen]:
+def choose(assay: Assay, roots: Sequence[Sequence[Rollout]], count: int) -> list[Chosen]:
     """Problems with enough failures, half with a success and half without."""
-    rng, parts = generator(assay.seed, "bench.real", "chosen"), assay.parts
+    rng, run = generator(assay.seed, "bench.real", "chosen"), assay.run
     found: dict[bool, list[Chosen]] = {True: [], False: []}
     for at in rng.permutation(len(roots)).tolist():
         group = [roots[at][i] for i in rng.permutation(len(roots[at])).tolist()]
-        name, cut = group[0].trajectory.start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
+        name, cut = group[0].start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
         for item in group:
-            one, kind = item.trajectory, own_provenance(item)
-            states = states_of(name, one.response_ids, parts.boundaries, kind)
-            if one.finish is Finish.STOP and states is not None:
+            kind = States(item, EMPTY).provenance
+            states = states_of(name, item.response_ids, run.boundaries, kind)
+            if item.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
-        solved, solution = any(item.verdict.correct for item in group), parts.by_id[name].solution_ids
+        solved, solution = any(item.verdict.correct for item in group), run.problems[name].solution_ids
         usable = len(cut[False]) >= FAILURES and (not solved or cut[True])
         if usable and len(found[solved]) < count // 2:
             given = None
             if solution is not None:
-                given = states_of(name, solution, parts.boundaries, Provenance.CANONICAL)
+                given = states_of(name, solution, run.boundaries, Provenance.CANONICAL)
             success = cut[True][0] if solved else None
             found[solved].append(Chosen(name, cut[False][:FAILURES], success, given))
     return [*found[True], *found[False]]
 
 
-def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, scale: float) -> Row:
+def measure(run: Run, config: ResolvedConfig, directory: RunDirectory, scale: float) -> Row:
     """All stages of the assay. `scale`: share of the chosen problems, for trials (the rows are cut already)."""
-    assay = Assay(parts, iteration_settings(config).sampling, config.run.seed, directory.path)
-    roots = assay.stage("roots", lambda: assay.from_roots(parts.by_id, SAMPLES, "roots"))
+    assert isinstance(run.engines, SynchronousEngines)
+    assay = Assay(run, run.engines.sampling, config.run.seed, directory.path)
+    roots = assay.stage("roots", lambda: assay.from_roots(run.problems, SAMPLES, "roots"))
     chosen = choose(assay, roots, max(4, round(scale * CHOSEN)))
     names = [one.problem_id for one in chosen]
     again = assay.stage("root again", lambda: assay.from_roots(names, CONTINUATIONS * len(DEPTHS), "again"))
@@ -146,7 +156,7 @@ def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, 
     for kind, own in kinds.items():
         make = partial(assay.continued, list(own.values()), CONTINUATIONS, kind)
         for ((at, _), state), group in zip(own.items(), assay.stage(kind, make), strict=True):
-            wrong = parts.task.prefix_is_wrong(state.problem_id, state.prefix_ids)
+            wrong = run.task.prefix_is_wrong(state.problem_id, state.prefix_ids)
             rows[at].setdefault(kind, []).append([*assay.tally(group), wrong])
     tallies = [assay.tally(group) for group in roots]
     return {
@@ -156,7 +166,7 @@ def measure(parts: Components, config: ResolvedConfig, directory: RunDirectory, 
             "success": [one[0] for one in tallies],
             "tokens": sum(one[1] for one in tallies),
             "lucky": [sum(one[2] for one in tallies), sum(one[3] for one in tallies), sum(one[0] for one in tallies)],
-            "truncated": float(np.mean([item.trajectory.finish.truncated for group in roots for item in group])),
+            "truncated": float(np.mean([item.finish.truncated for group in roots for item in group])),
         },
         "chosen": rows,
         "stages": assay.costs,

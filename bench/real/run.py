@@ -21,7 +21,6 @@ from core.machine import this_machine
 from core.run_directory import read_jsonl
 from core.startup import set_environment
 from monitor.store_table import by_provenance, read_shards, states_table
-from replay.store import ReplayStore
 from trainer.local import single_process
 
 Row = dict[str, Any]
@@ -53,14 +52,16 @@ def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
             return measure(parts, resolved, directory, order["scale"])
         before = first_evaluation(read_jsonl(Path(order["table"])), run)
         found = train(parts, resolved, directory, schedule_of(run, order["scale"]), before)
-        found["store"] = store_at_the_end(parts.replay, resolved.replay, directory.path / "store")
+        folder = directory.path / "store"
+        folder.mkdir()
+        parts.sources.save(folder)
+        found["store"] = store_at_the_end(resolved.replay, folder / "replay")
         return found
 
 
-def store_at_the_end(store: ReplayStore, config: ReplayConfig, folder: Path) -> dict[str, dict[str, int]]:
-    """`by_provenance` of a store that is saved in `folder` first."""
-    store.save(folder)
-    return by_provenance(states_table(read_shards(folder, folder, config)))
+def store_at_the_end(config: ReplayConfig, folder: Path) -> dict[str, dict[str, int]]:
+    """`by_provenance` of a store that is saved in `folder`; of none nothing."""
+    return by_provenance(states_table(read_shards(folder, folder, config))) if folder.is_dir() else {}
 
 
 def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from core.records import Flags, FloatArray, IntArray, Trajectory
+from core.records import Flags, FloatArray, IntArray, Rollout
 from learner.packing.assign import Assignment
 from learner.packing.trees import IndexArray, line_of
 
@@ -78,7 +78,7 @@ class TrainBatch:
     targets: ArrayTargets
 
 
-def row_of(trajectory: Trajectory) -> Row:
+def row_of(trajectory: Rollout) -> Row:
     """A trajectory as a model reads it; prompt, replayed prefix and the tokens of an environment are context."""
     return Row(trajectory.sequence_ids, len(trajectory.start.context_ids), trajectory.mask)
 
@@ -88,7 +88,7 @@ def micro_batch(rows: Sequence[Row]) -> MicroBatch:
     return merged([row.tokens for row in rows], [row.places for row in rows])
 
 
-def over_continuation(found: FloatArray, trajectory: Trajectory) -> FloatArray:
+def over_continuation(found: FloatArray, trajectory: Rollout) -> FloatArray:
     """Numbers of the scored tokens [N] as numbers of all tokens of the continuation [C], 0 for an environment's."""
     if trajectory.mask is None:
         return found

@@ -14,7 +14,7 @@ from actors.ledger import Ledger
 from actors.vllm_engine import SLEEPERS, VllmEngine
 from actors.vllm_setup import stop_tokens
 from core.errors import ModelError, WeightError
-from core.records import Finish, Sampling, Start, Trajectory
+from core.records import Finish, Rollout, Sampling, Start
 from core.weights import pack
 from tests.actors import models
 from tests.actors.test_pool import launch
@@ -28,7 +28,7 @@ PATIENT = 500.0  # seconds of a request that ends with its samples, on a machine
 Get = Callable[[bool], Path]
 
 
-def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) -> list[Trajectory]:
+def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) -> list[Rollout]:
     ledger = Ledger()
     ledger.add(starts, sampling)
     jobs = ledger.take("engine", ledger.open)
@@ -42,7 +42,7 @@ def update(engine: Any, model: Any, version: int) -> None:
     assert (acknowledgement.version, acknowledgement.digest) == (version, weights.manifest.digest)
 
 
-def largest_gap(model: Any, trajectories: Sequence[Trajectory], temperature: float = 1.0) -> float:
+def largest_gap(model: Any, trajectories: Sequence[Rollout], temperature: float = 1.0) -> float:
     gaps = [
         np.abs(models.logprobs(model, one.sequence_ids, temperature)[-len(one.tokens) :] - one.logprobs).max()
         for one in trajectories

@@ -17,7 +17,7 @@ from core.config import ResolvedRollout
 from core.environments.protocol import digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
-from core.records import Finish, FloatArray, IntArray, Sampling, Start, Trajectory, World
+from core.records import Finish, FloatArray, IntArray, Rollout, Sampling, Start, World
 from core.weights import Acknowledgement, Weights
 from tests.actors import models
 from tests.actors.test_engine import PATIENT, TOLERANCE, generate, update
@@ -78,7 +78,7 @@ class Run:
         self.workers, self.dropped = workers, list[tuple[Start, Continuation]]()
         self.engine = EpisodeEngine(Remote(actor), workers, self.turns, config)
 
-    def rollouts(self, starts: list[Start], sampling: Sampling = RANDOM) -> list[Trajectory]:
+    def rollouts(self, starts: list[Start], sampling: Sampling = RANDOM) -> list[Rollout]:
         ledger = Ledger()
         ledger.add(starts, sampling)
         self.engine.add(ledger.take("engine", ledger.open))
@@ -102,7 +102,7 @@ def start(index: int, opening: str = SILENT, **fields: Any) -> Start:
     return replace(models.start(index, **fields), world=World(f"problem-{index}", "apples", "", opening))
 
 
-def tokens(found: list[Trajectory]) -> list[list[int]]:
+def tokens(found: list[Rollout]) -> list[list[int]]:
     return [one.tokens.tolist() for one in found]
 
 

@@ -18,7 +18,7 @@ import ray
 
 from actors.pool import RolloutPool
 from actors.stream import RolloutStream
-from core.records import Start, Trajectory
+from core.records import Rollout, Start
 from tests.actors import models
 from tests.actors.conftest import QUARANTINED
 from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
@@ -185,7 +185,7 @@ def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: 
             assert len(stream.load_weights(handle)) == 1
         evaluated = stream.generate(many(4), SAMPLING)
         assert {v for one in evaluated for v in one.versions.tolist()} == {10}
-        finished: list[tuple[str, list[Trajectory]]] = []
+        finished: list[tuple[str, list[Rollout]]] = []
         while len(finished) < len(starts):
             finished += stream.finished()
     assert sorted(start_id for start_id, _ in finished) == sorted(start.id for start in starts)

@@ -15,7 +15,7 @@ import ray
 from actors.handle import EngineSpec
 from actors.pool import RestartBudget, RolloutPool
 from core.errors import ActorError
-from core.records import Sampling, Start, Trajectory
+from core.records import Rollout, Sampling, Start
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.processes import LONG, ends
@@ -36,7 +36,7 @@ def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
         yield pool
 
 
-def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
+def keys(trajectories: Sequence[Rollout]) -> list[tuple[str, int]]:
     return [(one.start.id, one.sample) for one in trajectories]
 
 
@@ -48,7 +48,7 @@ def many(count: int = 96, samples: int = 4) -> list[Start]:
     return [models.start(index, prefix=index % 5, samples=samples) for index in range(count)]
 
 
-def tokens(trajectories: Sequence[Trajectory]) -> list[list[int]]:
+def tokens(trajectories: Sequence[Rollout]) -> list[list[int]]:
     return [one.tokens.tolist() for one in trajectories]
 
 
@@ -76,7 +76,7 @@ def test_every_engine_acknowledges_and_scores(pool: RolloutPool, tiny_model: Get
             np.testing.assert_allclose(score, models.logprobs(model, sequence), atol=1e-4)
 
 
-def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: Sequence[int]) -> list[Trajectory]:
+def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: Sequence[int]) -> list[Rollout]:
     """Generate, while signal `number` goes to the processes `victims` in the middle of their first request.
 
     More waits than they can get at once, so that the work of a lost engine is missed.
@@ -90,9 +90,9 @@ def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: 
     return [one for start in starts for one in found[start.id]]
 
 
-def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
+def collect(pool: RolloutPool, count: int) -> dict[str, list[Rollout]]:
     """The next `count` starts that are complete; no start may come twice."""
-    found: dict[str, list[Trajectory]] = {}
+    found: dict[str, list[Rollout]] = {}
     deadline = time.monotonic() + LONG
     while len(found) < count:
         assert time.monotonic() < deadline

@@ -15,6 +15,7 @@ from core.config import Config, TaskConfig
 from core.environments.turns import TurnTokens
 from core.load import override
 from core.records import Finish, Sampling
+from core.sources import roots
 from tasks.kinds import rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
@@ -23,7 +24,6 @@ from tests.actors import models
 from tests.actors.test_engine import TOLERANCE, Get, update
 from tests.actors.test_episodes import Run
 from tests.resolved import without_auto
-from trainer.starts import fresh_starts
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=40)
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "add", "arguments": {"a": ', ', "b": ', "}}"]
@@ -94,7 +94,7 @@ def test_an_agent_with_the_openai_client_is_a_rollout(
     with closing(here.engine):
         open_world, most = here.workers.open, list[int]()
         here.workers.open = lambda *given: (open_world(*given), most.append(len(here.workers)))[0]  # type: ignore[func-returns-value,method-assign]
-        starts = fresh_starts(split.train, 2, 0, 1)
+        starts = roots(split.train, 2, 0)
         found = here.rollouts(starts, GREEDY)
         assert max(most) == len(found) == 4
         for one, (_, first, reply, second) in zip(found, [expected[at] for at in (0, 0, 1, 1)], strict=True):

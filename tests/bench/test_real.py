@@ -17,8 +17,9 @@ from bench.statistics import Difference
 from bench.training import METRICS
 from core.config import ReplayConfig
 from core.errors import ConfigError
-from core.records import CutTrajectory, Provenance
+from core.records import Provenance
 from replay.store import ReplayStore
+from tests.replay.made import states
 from trainer.build import check_needs
 
 WORK = Path("runs/real")
@@ -198,9 +199,11 @@ def test_a_result_counts_the_states_of_the_store_by_provenance(tmp_path: Path) -
     replay = ReplayConfig()
     store = ReplayStore(replay, vocabulary=26, directory=tmp_path, fingerprint="f", local=True)
     tokens, lengths, values = np.arange(5, dtype=np.int32), np.array([1, 3], np.int32), np.zeros(2, np.float32)
-    store.add([CutTrajectory("p", tokens, lengths, values, Provenance.OWN_FAILED, 0.0, 1)])
-    store.add([CutTrajectory("q", tokens, lengths[:1], values[:1], Provenance.OWN_PARTIAL, 0.5, 1, share=0.5)])
-    counts = store_at_the_end(store, replay, tmp_path)
+    failed = states("p", tokens, lengths, values)
+    store.add([failed, states("q", tokens, lengths[:1], values[:1], Provenance.OWN_PARTIAL)], 1)
+    store.save(tmp_path / "replay")
+    counts = store_at_the_end(replay, tmp_path / "replay")
+    assert store_at_the_end(replay, tmp_path / "absent") == {}
     assert {kind: row["states"] for kind, row in counts.items()} == {"own_failed": 2, "own_partial": 1}
 
 

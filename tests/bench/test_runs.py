@@ -10,11 +10,10 @@ import pytest
 
 from bench.runs import Orders, Run, append_line, commit, pending, perform_all
 from bench.training import State, learnability, outcomes
-from core.records import Scored
 from core.run_directory import RunDirectory
+from tests.replay.test_cutting import ROOT as FRESH
+from tests.replay.test_cutting import STATE, ids, scored
 from tests.trainer.examples import iteration
-from tests.trainer.test_starts import PROBLEM, STATE, ids, judged
-from trainer.starts import fresh_starts, replayed_starts
 
 NONE = np.zeros(0, np.float32)
 
@@ -53,11 +52,9 @@ def test_a_copy_without_a_repository_says_its_commit_by_a_variable(
 
 
 def test_outcomes_are_counted_by_start() -> None:
-    fresh = fresh_starts([PROBLEM], 2, seed=0, iteration=1)[0]
-    again = replayed_starts([STATE], {"p": PROBLEM}, 2, seed=0, iteration=1)[0]
-    each = ((fresh, (True, False)), (again, (False, False)))
-    scored = [Scored(judged(start, ids(8), right), NONE, NONE, NONE) for start, both in each for right in both]
-    assert (outcomes(scored, replayed=True), outcomes(scored, replayed=False)) == ([(2, 0)], [(2, 1)])
+    each = ((FRESH, (True, False)), (STATE, (False, False)))
+    rollouts = [scored(start, ids(8), right) for start, both in each for right in both]
+    assert (outcomes(rollouts, replayed=True), outcomes(rollouts, replayed=False)) == ([(2, 0)], [(2, 1)])
 
 
 def test_learnability_is_unbiased() -> None:

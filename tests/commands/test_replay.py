@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,13 +11,15 @@ import pytest
 import launch
 from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
-from replay.writes import pack_outcomes, pack_trajectories
+from replay.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
+from tests.monitor.continued import continued
+from tests.replay.made import outcome, states
 
 
 @pytest.fixture
@@ -32,17 +33,16 @@ def run(tmp_path: Path) -> Path:
     pq.write_table(pa.table({"problem": ["1+1"], "level": ["easy"], "prompt": ["1 + 1 = ?"]}), made.problems)
     shard = ShardServer(0, config.replay, len(tokenizer), made.replay, "id")
 
-    def add(number: int, text: str, length: int, provenance: Provenance, parent: int) -> None:
-        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        states = np.array([length], np.int32), np.array([0.5], np.float32)
-        candidate = CutTrajectory("1+1", ids, *states, provenance, 0.0, 1, parent=parent)
-        shard.write(number - 1, pack_trajectories([candidate], len(tokenizer)))
+    def add(number: int, text: str, length: int, provenance: Provenance, parent: int | None = None) -> None:
+        found = states("1+1", tokenizer.encode(text, add_special_tokens=False), [length], [0.5], provenance)
+        found = found if parent is None else continued(found, parent)
+        shard.write(number - 1, pack_states([found], 1, len(tokenizer)))
 
-    add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
+    add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED)
     first = int(shard.read(1, Shard.top, 1, 9).keys[0])
     add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
-    add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
-    shard.write(3, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))
+    add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL)
+    shard.write(3, pack_outcomes([outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))
     return made.path
 
 

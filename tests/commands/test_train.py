@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> RunDirectory:
     policy = run.checkpoints / "000010" / "policy"
     policy.mkdir(parents=True)
     (policy / "config.json").write_text("{}")
-    (policy.parent / "progress.json").write_text('{"iteration": 10, "cursor": {}, "total_tokens": 0}')
+    (policy.parent / "progress.json").write_text('{"iteration": 10, "total_tokens": 0}')
     (run.checkpoints / "latest").write_text("000010")
     return run
 
@@ -147,7 +147,7 @@ def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
 
 def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
     folder = run.checkpoints / "000010"
-    progress = RunProgress(10, {}, 0, {"fed": 12, "in_flight": [{}, {}]})
+    progress = RunProgress(10, 0, {"in_flight": [{}, {}]})
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
         commands.resume(str(run.path), ["--run.iterations", "12"], local=True)

@@ -269,7 +269,7 @@ COMMANDS: list[tuple[str, str]] = [
 def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)  # `evaluate` makes the folder of its responses first
-    for name, progress in (("RUN", ""), ("TAUGHT", ""), ("PPO", '{"iteration": 1, "cursor": {}, "total_tokens": 1}')):
+    for name, progress in (("RUN", ""), ("TAUGHT", ""), ("PPO", '{"iteration": 1, "total_tokens": 1}')):
         run = RunDirectory.create(tmp_path, name, "demo")
         run.config.write_text(yaml.safe_dump({"sft": {"path": "rows.jsonl"}}))
         if progress:

@@ -15,7 +15,7 @@ import pytest
 from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
 from core.protocols import Case
-from core.records import Finish, IntArray, Judged, Problem, Scored, Start, Trajectory, Verdict
+from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
 from core.run_directory import (
     LOGGER,
     RunDirectory,
@@ -34,7 +34,7 @@ NOON = datetime(2026, 2, 1, 12, 0, 5)
 def test_an_unnamed_run_is_called_after_recipe_and_time(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "", "demo", now=NOON)
     assert run.name == "demo-20260201-120005"
-    assert all(folder.is_dir() for folder in (run.tensorboard, run.checkpoints, run.replay, run.samples))
+    assert all(folder.is_dir() for folder in (run.tensorboard, run.checkpoints, run.samples))
     assert RunDirectory.create(tmp_path, "", "demo", now=NOON).name == "demo-20260201-120005-2"  # in the same second
 
 
@@ -60,12 +60,13 @@ def test_a_failed_start_does_not_burn_the_name(tmp_path: Path, result: str) -> N
     run = RunDirectory.create(tmp_path, "mine", "demo")
     write_atomically(run.config, "run: {}\n")
     write_atomically(run.evaluations, "{}\n")
+    run.replay.mkdir()
     write_atomically(run.replay / "store.json", "{}")
     run.metrics.touch()
     assert RunDirectory.create(tmp_path, "mine", "demo").path == run.path
     run.clear()  # nothing of the failed start gets into the new run
     assert not run.evaluations.exists()
-    assert list(run.replay.iterdir()) == []
+    assert not run.replay.exists()
     write_atomically(run.path / result, "000001")
     with pytest.raises(ConfigError, match="is already a run"):
         RunDirectory.create(tmp_path, "mine", "demo")
@@ -153,16 +154,16 @@ def test_each_start_of_a_run_is_recorded(tmp_path: Path) -> None:
     assert entries[1]["python"] == platform.python_version()
 
 
-def scored(number: int, *, replayed: bool, correct: bool) -> Scored:
+def scored(number: int, *, replayed: bool, correct: bool) -> Rollout:
     def ids(*values: int) -> IntArray:
         return np.array(values, dtype=np.int32)
 
     prefix = ids(66, 67) if replayed else ids()
     start = Start(f"s{number}", "p", ids(65), prefix, 1, 0, state_key=number if replayed else None)
     tokens = ids(68, 69)
-    trajectory = Trajectory(start, 0, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32), Finish.STOP)
-    judged = Judged(trajectory, Verdict(float(correct), correct, "why"))
-    return Scored(judged, np.array([0.25, 0.75], np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32))
+    verdict, values = Verdict(float(correct), correct, "why"), np.array([0.25, 0.75], np.float32)
+    zeros, versions = np.zeros(2, np.float32), np.zeros(2, np.int32)
+    return Rollout(start, 0, tokens, zeros, versions, Finish.STOP, verdict=verdict, values=values)
 
 
 ASKED = {"p": Problem("p", np.array([65], np.int32), "2", question="1+1?")}
@@ -201,14 +202,14 @@ def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path)
     assert len(verdict.detail) <= 300
     item = scored(0, replayed=False, correct=False)
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    path = write_samples(run, 1, [replace(item, judged=Judged(item.trajectory, verdict))], lambda _: "\ud800é", ASKED)
+    path = write_samples(run, 1, [replace(item, verdict=verdict)], lambda _: "\ud800é", ASKED)
     sample = json.loads(path.read_text())
     assert (sample["continuation"], sample["detail"]) == ("\ud800é", verdict.detail)
 
 
 def test_quarantined_starts_of_one_id_have_a_file_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    greedy = scored(3, replayed=True, correct=False).trajectory.start
+    greedy = scored(3, replayed=True, correct=False).start
     sampled = replace(greedy, samples=4, seed=5)
     for start in (greedy, sampled, greedy, sampled):  # evaluated twice
         quarantine(run, start, "IndexError: no such row")
@@ -224,7 +225,7 @@ def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
 ) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     run.quarantine.write_text("in the way")
-    quarantine(run, scored(3, replayed=False, correct=False).trajectory.start, "IndexError")
+    quarantine(run, scored(3, replayed=False, correct=False).start, "IndexError")
     assert f"{run.quarantine} cannot be written: " in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A tiny policy in Hugging Face format, and trajectories as the actors and tasks would make them."""
+"""A tiny policy in Hugging Face format, and rollouts as the actors and tasks would make them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import Finish, IntArray, Judged, Start, Trajectory, Verdict
+from core.records import Finish, IntArray, Rollout, Start, Verdict
 
 VOCABULARY = 64
 CONTINUATION = ("tokens", "logprobs", "versions")
 
 
-def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -> list[Judged]:
-    """Random trajectories of mixed lengths; every third one continues a prefix, rewards are 0 or 1."""
+def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -> list[Rollout]:
+    """Random rollouts of mixed lengths; every third one continues a prefix, rewards are 0 or 1."""
     rng = np.random.default_rng(seed)
 
     def ids(n: int) -> IntArray:
@@ -33,29 +33,30 @@ def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -
             state_key=i if replayed else None,
         )
         length = int(rng.integers(1, 9))
-        trajectory = Trajectory(
+        rollout = Rollout(
             start=start,
             sample=0,
             tokens=ids(length),
             logprobs=rng.normal(-4.0, 0.3, length).astype(np.float32),
             versions=np.full(length, version, dtype=np.int32),
             finish=Finish.STOP if i % 4 else Finish.LENGTH,
+            verdict=Verdict(float(i % 2), bool(i % 2)),
         )
-        out.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
+        out.append(rollout)
     return out
 
 
-def forked(judged: list[Judged]) -> list[Judged]:
-    """The trajectories with shared beginnings: of every three, the first two have the third one's start (with its
+def forked(judged: list[Rollout]) -> list[Rollout]:
+    """The rollouts with shared beginnings: of every three, the first two have the third one's start (with its
     prefix), and the second also half of its continuation."""
     out = list(judged)
     for i in range(len(judged)):
-        base = judged[i - i % 3 + 2].trajectory
+        base = judged[i - i % 3 + 2]
         half = len(base.tokens) // 2 * (i % 3)
         if i % 3 < 2:
-            own = judged[i].trajectory
+            own = judged[i]
             parts = {name: np.concatenate([getattr(base, name)[:half], getattr(own, name)]) for name in CONTINUATION}
-            out[i] = replace(judged[i], trajectory=replace(own, start=base.start, sample=i % 3, **parts))
+            out[i] = replace(own, start=base.start, sample=i % 3, **parts)
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 
 from core.config import AlgorithmConfig, LearnerConfig, ResolvedLearner
 from core.errors import LearnerError
-from core.records import FloatArray, IntArray, Judged, Scored
+from core.records import FloatArray, IntArray, Rollout
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
@@ -152,7 +152,7 @@ def weights_of(learner: LearnerGroup, path: Path) -> dict[str, np.ndarray[Any, n
     return {name: tensor.detach().numpy().copy() for name, tensor in engines.model.named_parameters()}
 
 
-def train(learner: LearnerGroup, updates: Sequence[int]) -> list[list[Scored]]:
+def train(learner: LearnerGroup, updates: Sequence[int]) -> list[list[Rollout]]:
     batches = []
     for seed in updates:
         scored = learner.score(on_policy(learner, make_judged(seed)))
@@ -161,19 +161,19 @@ def train(learner: LearnerGroup, updates: Sequence[int]) -> list[list[Scored]]:
     return batches
 
 
-def on_policy(learner: LearnerGroup, judged: list[Judged]) -> list[Judged]:
-    """The trajectories with the learner's own log-probabilities as behaviour."""
+def on_policy(learner: LearnerGroup, judged: list[Rollout]) -> list[Rollout]:
+    """The rollouts with the learner's own log-probabilities as behaviour."""
     own = [s.proximal for s in learner.score(judged)]
-    return [replace(j, trajectory=replace(j.trajectory, logprobs=p)) for j, p in zip(judged, own, strict=True)]
+    return [replace(j, logprobs=p) for j, p in zip(judged, own, strict=True)]
 
 
-def with_nan(scored: Scored, kind: str) -> Scored:
-    """The trajectory with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes
+def with_nan(scored: Rollout, kind: str) -> Rollout:
+    """The rollout with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes
     an Inf."""
     nan, huge = np.float32("nan"), np.float32(1e30)
     if kind in ("reward", "critic"):
-        verdict = replace(scored.judged.verdict, reward=float("nan") if kind == "reward" else 2.6e19)
-        scored = replace(scored, judged=replace(scored.judged, verdict=verdict))
+        verdict = replace(scored.verdict, reward=float("nan") if kind == "reward" else 2.6e19)
+        scored = replace(scored, verdict=verdict)
         # from the values that it is said to have had the critic's squared error is finite (1e38), from its own (6.8e38)
         # not
         return scored if kind == "reward" else replace(scored, values=scored.values + np.float32(1.6e19))

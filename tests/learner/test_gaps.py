@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from core.config import AlgorithmConfig
-from core.records import Flags, FloatArray, Scored
+from core.records import Flags, FloatArray, Rollout
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
@@ -23,24 +23,24 @@ from tests.learner.groups import Tiny
 from tests.learner.test_targets import scored_from
 
 
-def with_gap(scored: Scored, at: int, size: int) -> Scored:
-    """The trajectory with an answer of `size` tokens after its first `at`, whose numbers mean nothing."""
-    one = scored.trajectory
+def with_gap(scored: Rollout, at: int, size: int) -> Rollout:
+    """The rollout with an answer of `size` tokens after its first `at`, whose numbers mean nothing."""
 
     def _wide(column: Any, filled: float) -> Any:
         return np.insert(column, [at] * size, filled).astype(column.dtype)
 
-    mask = _wide(np.ones(len(one.tokens), np.bool_), False)
-    trajectory = replace(
-        one, tokens=_wide(one.tokens, 9), logprobs=_wide(one.logprobs, 0), versions=_wide(one.versions, 3), mask=mask
-    )
-    steps = scored.judged.step_rewards
-    judged = replace(
-        scored.judged,
-        trajectory=trajectory,
+    steps = scored.step_rewards
+    return replace(
+        scored,
+        tokens=_wide(scored.tokens, 9),
+        logprobs=_wide(scored.logprobs, 0),
+        versions=_wide(scored.versions, 3),
+        mask=_wide(np.ones(len(scored.tokens), np.bool_), False),
         step_rewards=None if steps is None else _wide(steps, 0),
+        values=_wide(scored.values, 44),
+        proximal=_wide(scored.proximal, -6),
+        reference=_wide(scored.reference, -5),
     )
-    return Scored(judged, _wide(scored.values, 44), _wide(scored.proximal, -6), _wide(scored.reference, -5))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_targets_are_those_of_the_trajectory_without_the_gap(
     rng = np.random.default_rng(seed)
     plain = []
     for scored in scored_from(make_judged(seed)):
-        judged = replace(scored.judged, step_rewards=rng.random(len(scored.values), np.float32))
-        plain.append(replace(scored, judged=judged, reference=scored.proximal - np.float32(0.2)))
+        steps = rng.random(len(scored.values), np.float32)
+        plain.append(replace(scored, step_rewards=steps, reference=scored.proximal - np.float32(0.2)))
     wide = [
         with_gap(one, data.draw(st.integers(1, len(one.values) - 1)), 3) if len(one.values) > 1 else one
         for one in plain
@@ -81,10 +81,9 @@ def test_targets_are_those_of_the_trajectory_without_the_gap(
 
 def test_advantages_over_a_gap_by_hand() -> None:
     """Tokens a b [t t] c, values 0.25 0.5 [..] 0.75, reward 1, lambda 1/2."""
-    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
-    scored = Scored(
-        judged, np.array([0.25, 0.5, 0.75], np.float32), judged.trajectory.logprobs, judged.trajectory.logprobs
-    )
+    judged = next(j for j in make_judged(3) if len(j.tokens) == 3 and j.verdict.reward == 1.0)
+    values = np.array([0.25, 0.5, 0.75], np.float32)
+    scored = replace(judged, values=values, proximal=judged.logprobs, reference=judged.logprobs)
     batch = compute_targets([with_gap(scored, 2, 2)], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.5 - 0.25, 0.75 - 0.5 (over the gap), 1 - 0.75: A_2 = 0.25, A_1 = 0.25 + 0.125, A_0 = 0.25 + 0.1875
     np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
@@ -104,9 +103,9 @@ def test_rows_are_read_whole_and_scored_in_part() -> None:
     assert batch.state_index.tolist() == [0, 1, 2, 4]
     assert batch.copies.tolist() == [0, 3, 0, 1, 2]  # of the first row 6 and 9, of the second 6, 7 and 3
     scored = scored_from(make_judged(3))[1]
-    trajectory = replace(scored.trajectory, tokens=np.arange(3, dtype=np.int32), mask=np.array([True, False, True]))
-    assert over_continuation(np.array([2.0, 3.0], np.float32), trajectory).tolist() == [2.0, 0.0, 3.0]
-    assert row_of(trajectory).mask is trajectory.mask
+    rollout = replace(scored, tokens=np.arange(3, dtype=np.int32), mask=np.array([True, False, True]))
+    assert over_continuation(np.array([2.0, 3.0], np.float32), rollout).tolist() == [2.0, 0.0, 3.0]
+    assert row_of(rollout).mask is rollout.mask
 
 
 def _targets(count: int, advantages: FloatArray) -> TokenTargets[torch.Tensor]:

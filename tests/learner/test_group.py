@@ -13,7 +13,7 @@ import torch
 
 from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, ConfigError, DivergenceError, LearnerError, WeightError
-from core.records import FloatArray, Imitated, Scored, Verdict
+from core.records import FloatArray, Rollout, Use, Verdict
 from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import Ranks
@@ -114,7 +114,7 @@ def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_
         with group(tiny_model(True), algorithm, minibatches=1) as learner:
             batch = on_policy(learner, make_judged(5))
             learner.update(learner.score(batch))
-            stats = learner.update(learner.score(batch), unsolved=0.5)
+            stats = learner.update(learner.score(batch))
             assert stats.kl_coefficient == pytest.approx({"constant": 0.1, "unsolved": 0.05}[schedule])
             moved.append(learner.logprobs(PROBE)[0])
     assert not np.array_equal(moved[0], moved[1])  # the loss has it, too
@@ -146,21 +146,28 @@ def test_an_imitated_success_becomes_likelier_where_the_batch_itself_says_nothin
         before = likelihood()
         assert learner.update(learner.score(failed)).policy_steps == 0
         assert likelihood() == before
-        imitated = [Imitated(each, 1.0) for each in learner.score([success])]
-        stats = learner.update(learner.score(failed), imitated=imitated)
+        stats = learner.update(learner.score([*failed, replace(success, use=Use.IMITATE)]))
         assert stats.policy_steps == 1  # the minibatch that has it
         assert likelihood() > before
 
 
-def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Tiny) -> None:
+def test_a_rollout_is_scored_as_its_use_needs_it(tiny_model: Tiny) -> None:
     with group(tiny_model(True)) as learner:
-        judged = on_policy(learner, make_judged(6))
-        before = learner.score(judged)
-        begun = learner.begin_values(judged)
-        learner.update(before)
-        for first, second, after in zip(before, begun(), learner.values(judged), strict=True):
-            np.testing.assert_array_equal(first.values, second)
-            assert not np.array_equal(second, after)
+        learner.update(learner.score(on_policy(learner, make_judged(6))))  # a new critic says 0
+        rollouts = make_judged(7, count=4)
+        alone = learner.score(rollouts)
+        given = [replace(one, use=use) for use in reversed(Use) for one in rollouts]
+        found = learner.score(given)
+        assert [one.use for one in found] == [
+            use for use in (Use.TRAIN, Use.IMITATE, Use.COUNT, Use.VALUE) for _ in rollouts
+        ]
+        for place, (one, expected) in enumerate(zip(found, [*alone] * 4, strict=True)):
+            scored, valued = one.use in (Use.TRAIN, Use.IMITATE), one.use is not Use.COUNT
+            assert one.start is rollouts[place % 4].start
+            np.testing.assert_array_equal(one.values, expected.values if valued else [])
+            np.testing.assert_array_equal(one.proximal, expected.proximal if scored else [])
+            np.testing.assert_array_equal(one.reference, expected.reference if scored else [])
+        assert any(one.values.any() for one in alone)
 
 
 def test_ranks_that_do_not_see_the_drivers_files_are_named(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         batch = on_policy(learner, make_judged(7))
         variances = []
         for _ in range(8):
-            stats = learner.update(learner.score(batch), unsolved=0.5)
+            stats = learner.update(learner.score(batch))
             variances.append(stats.explained_variance)
             assert not stats.policy_trained
             assert stats.policy_lr == 0.0
@@ -249,7 +256,7 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
         assert abs(stats.reference_kl) > 1e-9
 
 
-def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool]:
+def step_of(learner: LearnerGroup, scored: list[Rollout]) -> tuple[bool, bool]:
     """One optimizer step on the whole batch, whatever its targets: whether it was taken, and whether the policy's
     gradient is finite."""
     prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
@@ -290,7 +297,7 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         for kind in ("reward", "proximal", "policy", "value", "critic"):
             stats = learner.update([with_nan(s, kind) for s in scored])
             assert (stats.steps, stats.skipped_steps) == (3, 3), kind
-            np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values, err_msg=kind)
+            np.testing.assert_array_equal(last_values(learner.score(scored)), values, err_msg=kind)
         # whitening over the batch spreads one NaN in the values over all advantages
         with pytest.raises(
             DivergenceError, match=r"18 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
@@ -299,8 +306,8 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         assert len(error.value.problem_ids) == 12  # of the whole row of skipped steps
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, before[name])
-        np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values)
-        # one bad trajectory spoils only the step that it is in
+        np.testing.assert_array_equal(last_values(learner.score(scored)), values)
+        # one bad rollout spoils only the step that it is in
         stats = learner.update([with_nan(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
         assert (stats.steps, stats.skipped_steps) == (3, 1)
         assert np.isfinite([stats.policy_loss, stats.value_loss, stats.policy_grad_norm, stats.first_kl]).all()
@@ -326,7 +333,7 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
     assert sum(not torch.equal(t, saved["next"][name]) for name, t in saved["start"].items()) > 10
 
 
-def last_values(scored: list[Scored]) -> FloatArray:
+def last_values(scored: list[Rollout]) -> FloatArray:
     return np.concatenate([s.values for s in scored])
 
 

@@ -71,7 +71,7 @@ def test_a_users_own_estimator_trains() -> None:
     scored = scored_from(make_judged(0))
     batch = compute_targets(scored, AlgorithmConfig(estimator="my_own:twice"), 0)
     for row, item in enumerate(scored):
-        assert set(batch.targets.advantages[batch.token_index([row])].tolist()) == {2 * item.judged.verdict.reward}
+        assert set(batch.targets.advantages[batch.token_index([row])].tolist()) == {2 * item.verdict.reward}
 
 
 @pytest.mark.usefixtures("_my_own")

@@ -8,28 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
-from core.records import Finish, IntArray, Judged, Scored, Verdict
+from core.records import Finish, IntArray, Rollout, Verdict
 from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
 from tests.learner.conftest import make_judged
 
+THREE = np.array([0.25, 0.5, 0.75], np.float32)  # values
 
-def scored_from(judged: list[Judged], seed: int = 0) -> list[Scored]:
+
+def scored_from(judged: list[Rollout], seed: int = 0) -> list[Rollout]:
     rng = np.random.default_rng(seed)
     out = []
     for j in judged:
-        count = len(j.trajectory.tokens)
+        count = len(j.tokens)
         values = rng.uniform(0, 1, count).astype(np.float32)
-        proximal = (j.trajectory.logprobs + 0.1).astype(np.float32)
-        out.append(Scored(j, values, proximal, proximal))
+        proximal = (j.logprobs + 0.1).astype(np.float32)
+        out.append(replace(j, values=values, proximal=proximal, reference=proximal))
     return out
 
 
-def as_prompt(scored: Scored) -> Scored:
+def as_prompt(scored: Rollout) -> Rollout:
     """The same text with the replayed prefix as part of the prompt."""
-    start = scored.trajectory.start
+    start = scored.start
     moved = replace(start, prompt_ids=start.context_ids, prefix_ids=start.prefix_ids[:0])
-    trajectory = replace(scored.trajectory, start=moved)
-    return replace(scored, judged=replace(scored.judged, trajectory=trajectory))
+    return replace(scored, start=moved)
 
 
 def assert_same(left: TargetBatch, right: TargetBatch) -> None:
@@ -44,14 +45,14 @@ def assert_same(left: TargetBatch, right: TargetBatch) -> None:
 def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) -> None:
     config = AlgorithmConfig.model_validate({"normalise": normalise})
     scored = scored_from(make_judged(seed))
-    assert any(len(s.trajectory.start.prefix_ids) for s in scored)
+    assert any(len(s.start.prefix_ids) for s in scored)
     assert_same(compute_targets(scored, config, 0), compute_targets([as_prompt(s) for s in scored], config, 0))
 
 
 def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
-    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
-    proximal = judged.trajectory.logprobs
-    scored = Scored(judged, np.array([0.25, 0.5, 0.75], dtype=np.float32), proximal, proximal)
+    judged = next(j for j in make_judged(3) if len(j.tokens) == 3 and j.verdict.reward == 1.0)
+    proximal = judged.logprobs
+    scored = replace(judged, values=THREE, proximal=proximal, reference=proximal)
     batch = compute_targets([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.25, 0.25, 0.25: A_2 = 0.25, A_1 = 0.25 + 0.125 = 0.375, A_0 = 0.25 + 0.1875 = 0.4375
     np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
@@ -66,19 +67,18 @@ def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
     lowered = compute_targets(scored, AlgorithmConfig(overlong="penalise"), 0)
     for i, s in enumerate(scored):
         here = slice(kept.offsets[i], kept.offsets[i + 1])
-        drop = 0.5 if s.trajectory.finish is Finish.LENGTH else 0.0
+        drop = 0.5 if s.finish is Finish.LENGTH else 0.0
         np.testing.assert_allclose(kept.targets.returns[here] - lowered.targets.returns[here], drop, atol=1e-6)
 
 
-def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Scored:
-    """A trajectory of three tokens with values 0.25, 0.5, 0.75."""
-    judged = next(j for j in make_judged(3, count=40, prefix=0) if len(j.trajectory.tokens) == 3)
-    trajectory = replace(judged.trajectory, finish=finish)
-    judged = replace(judged, trajectory=trajectory, verdict=Verdict(reward, reward > 0))
-    return Scored(judged, np.array([0.25, 0.5, 0.75], np.float32), trajectory.logprobs, trajectory.logprobs)
+def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Rollout:
+    """A rollout of three tokens with values 0.25, 0.5, 0.75."""
+    judged = next(j for j in make_judged(3, count=40, prefix=0) if len(j.tokens) == 3)
+    judged = replace(judged, finish=finish, verdict=Verdict(reward, reward > 0))
+    return replace(judged, values=THREE, proximal=judged.logprobs, reference=judged.logprobs)
 
 
-def returns_of(scored: Scored, longest: int = 0, **fields: Any) -> list[float]:
+def returns_of(scored: Rollout, longest: int = 0, **fields: Any) -> list[float]:
     config = AlgorithmConfig(normalise="none", **fields)
     found: list[float] = compute_targets([scored], config, 0, longest=longest).targets.returns.tolist()
     return found
@@ -97,7 +97,7 @@ def test_the_soft_penalty_of_a_truncated_response_is_whole() -> None:
 def test_rewards_of_steps_go_through_gae() -> None:
     scored = one_of_three()
     steps = np.array([0.25, 0.0, 0.5], np.float32)
-    scored = replace(scored, judged=replace(scored.judged, step_rewards=steps))
+    scored = replace(scored, step_rewards=steps)
     # and 1 at the end: rewards 0.25, 0, 1.5
     config = AlgorithmConfig(normalise="none", policy_lambda=0.5)
     batch = compute_targets([scored], config, 0)
@@ -109,7 +109,7 @@ def test_rewards_of_steps_go_through_gae() -> None:
 def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
     scored = scored_from(make_judged(0))
     batch = compute_targets(scored, AlgorithmConfig(overlong="mask"), 0)
-    stopped = [i for i, s in enumerate(scored) if s.trajectory.finish is Finish.STOP]
+    stopped = [i for i, s in enumerate(scored) if s.finish is Finish.STOP]
     weights = batch.weighted(range(len(scored)), "token-mean").weights
     used = batch.token_index(stopped)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
@@ -120,7 +120,7 @@ def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
 
 def test_the_behaviour_gap_counts_tokens_of_the_current_version_only() -> None:
     judged = make_judged(0, count=4, version=3)
-    old = replace(judged[0], trajectory=replace(judged[0].trajectory, versions=judged[0].trajectory.versions - 1))
+    old = replace(judged[0], versions=judged[0].versions - 1)
     scored = scored_from([old, *judged[1:]])
     off = replace(scored[0], proximal=scored[0].proximal + 5.0)  # stale tokens may be far off
     stats = compute_targets([off, *scored[1:]], AlgorithmConfig(), 3).stats
@@ -129,10 +129,10 @@ def test_the_behaviour_gap_counts_tokens_of_the_current_version_only() -> None:
 
 
 def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:
-    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
-    proximal = judged.trajectory.logprobs
+    judged = next(j for j in make_judged(3) if len(j.tokens) == 3 and j.verdict.reward == 1.0)
+    proximal = judged.logprobs
     reference = proximal - np.array([0.5, 0.0, 1.0], dtype=np.float32)  # k1: d = 0.5, 0, 1
-    scored = Scored(judged, np.zeros(3, dtype=np.float32), proximal, reference)
+    scored = replace(judged, values=np.zeros(3, np.float32), proximal=proximal, reference=reference)
     config = AlgorithmConfig(normalise="none", kl_coefficient=0.1, kl_estimator="k1", kl_placement="reward")
     batch = compute_targets([scored], config, 0, kl_coefficient=0.1)
     # rewards -0.05, 0, 1 - 0.1; returns to go 0.85, 0.9, 0.9
@@ -144,8 +144,8 @@ def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:
 
 def test_groups_are_the_continuations_of_one_start() -> None:
     judged = make_judged(0, count=4)
-    same = judged[0].trajectory.start
-    siblings = [replace(j, trajectory=replace(j.trajectory, start=same, sample=i)) for i, j in enumerate(judged)]
+    same = judged[0].start
+    siblings = [replace(j, start=same, sample=i) for i, j in enumerate(judged)]
     batch = compute_targets(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
     # rewards 0, 1, 0, 1: 0 - 2/3, 1 - 1/3, ...
     for i, expected in enumerate([-2 / 3, 2 / 3, -2 / 3, 2 / 3]):
@@ -154,12 +154,12 @@ def test_groups_are_the_continuations_of_one_start() -> None:
     assert not apart.targets.advantages.any()
 
 
-def grouped(rewards: list[float], groups: list[int]) -> list[Scored]:
+def grouped(rewards: list[float], groups: list[int]) -> list[Rollout]:
     """Trajectories of some lengths with these rewards; those of one group continue the same start."""
     judged = make_judged(0, count=len(rewards))
-    starts = [judged[group].trajectory.start for group in groups]
+    starts = [judged[group].start for group in groups]
     changed = [
-        replace(j, trajectory=replace(j.trajectory, start=start), verdict=Verdict(reward, reward > 0))
+        replace(j, start=start, verdict=Verdict(reward, reward > 0))
         for j, start, reward in zip(judged, starts, rewards, strict=True)
     ]
     return scored_from(changed)
@@ -215,28 +215,31 @@ def test_importance_of_whole_sequences(how: str) -> None:
         np.testing.assert_allclose(batch.targets.importance[batch.token_index([row])], expected, rtol=1e-5)
 
 
-def siblings(lengths: list[int]) -> list[Judged]:
+def siblings(lengths: list[int]) -> list[Rollout]:
     """Continuations of one start: of each length one token string, the first half of them correct."""
     one = make_judged(0, count=1)[0]
     out = []
     for sample, length in enumerate(lengths):
-        trajectory = replace(
-            one.trajectory,
+        correct = sample < len(lengths) // 2
+        rollout = replace(
+            one,
             sample=sample,
             tokens=np.zeros(length, np.int32),
             logprobs=np.zeros(length, np.float32),
             versions=np.zeros(length, np.int32),
+            verdict=Verdict(float(correct), correct),
         )
-        correct = sample < len(lengths) // 2
-        out.append(Judged(trajectory, Verdict(float(correct), correct)))
+        out.append(rollout)
     return out
 
 
 def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
     """Read at shares of the final length it would tell success from failure: the length is the outcome."""
     judged = siblings([*range(40, 48), *[200] * 8])
-    values = [np.arange(len(j.trajectory.tokens), dtype=np.float32) / np.float32(200) for j in judged]
-    scored = [Scored(j, v, j.trajectory.logprobs, j.trajectory.logprobs) for j, v in zip(judged, values, strict=True)]
+    values = [np.arange(len(j.tokens), dtype=np.float32) / np.float32(200) for j in judged]
+    scored = [
+        replace(j, values=v, proximal=j.logprobs, reference=j.logprobs) for j, v in zip(judged, values, strict=True)
+    ]
 
     def boundaries(response: IntArray) -> IntArray:
         return np.arange(7, len(response), 7, dtype=np.int32)
@@ -245,15 +248,17 @@ def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
     assert stats.value_auc_within == 0.5
     # a critic that sees which end well is perfect, at the boundaries; what it says elsewhere does not count
     for item, told in zip(scored, values, strict=True):
-        told[:] = 1.0 - item.judged.verdict.correct
-        told[::7] = item.judged.verdict.correct
+        told[:] = 1.0 - item.verdict.correct
+        told[::7] = item.verdict.correct
     stats = compute_targets(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
     assert (stats.value_auc, stats.value_auc_within, stats.value_brier) == (1.0, 1.0, 0.0)
 
 
 def test_a_short_continuation_counts_once_for_the_calibration() -> None:
     judged = siblings([1, 1])
-    scored = [Scored(j, np.array([0.25], np.float32), j.trajectory.logprobs, j.trajectory.logprobs) for j in judged]
+    scored = [
+        replace(j, values=np.array([0.25], np.float32), proximal=j.logprobs, reference=j.logprobs) for j in judged
+    ]
     stats = compute_targets(scored, AlgorithmConfig(), 0).stats
     assert stats.value_auc == 0.5  # both at the start
     assert np.isnan(stats.value_auc_within)  # no state after it
@@ -275,8 +280,8 @@ def test_a_trajectory_with_a_nan_or_inf_is_recognised() -> None:
     assert non_finite(replace(scored, values=scored.values * np.float32("inf")))
     assert non_finite(replace(scored, proximal=scored.proximal * np.float32("nan")))
     assert non_finite(replace(scored, reference=scored.proximal * np.float32("nan")))
-    verdict = replace(scored.judged.verdict, reward=float("nan"))
-    assert non_finite(replace(scored, judged=replace(scored.judged, verdict=verdict)))
+    verdict = replace(scored.verdict, reward=float("nan"))
+    assert non_finite(replace(scored, verdict=verdict))
 
 
 def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
@@ -335,13 +340,13 @@ def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: s
     one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
     varied = compute_targets(scored_from(one), config, 0)
     assert varied.targets.advantages.any()
-    beside = [normalise == "global" or j.trajectory.start.replayed == one[0].trajectory.start.replayed for j in one]
+    beside = [normalise == "global" or j.start.replayed == one[0].start.replayed for j in one]
     assert varied.positive.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
 
 
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
     judged = make_judged(0)
-    fresh = [not j.trajectory.start.replayed for j in judged]
+    fresh = [not j.start.replayed for j in judged]
     assert 2 <= sum(fresh) <= len(judged) - 2
     failed = [replace(j, verdict=Verdict(0.0, False)) if new else j for j, new in zip(judged, fresh, strict=True)]
     batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="separate"), 0)

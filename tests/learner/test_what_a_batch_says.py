@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from core.config import AlgorithmConfig
-from core.records import FloatArray, Scored
+from core.records import FloatArray, Rollout
 from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.test_targets import grouped, scored_from
 
 
-def with_reference(scored: list[Scored]) -> list[Scored]:
+def with_reference(scored: list[Rollout]) -> list[Rollout]:
     """A reference policy that differs from token to token, so that the KL does."""
     rng = np.random.default_rng(0)
     return [replace(s, reference=s.proximal - rng.random(len(s.proximal), np.float32)) for s in scored]
@@ -61,7 +61,7 @@ def test_equal_groups_take_no_part_in_whitening() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_metric_of_the_kl_is_unbiased_whatever_the_loss_uses(estimator: str) -> None:
-    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3)
+    judged = next(j for j in make_judged(3) if len(j.tokens) == 3)
     away: FloatArray = np.array([0.5, 0.0, 1.0], np.float32)
     (scored,) = scored_from([judged])
     config = AlgorithmConfig.model_validate(

@@ -15,15 +15,17 @@ import pytest
 
 from core.config import ReplayConfig
 from core.load import dump_config, parse_config
-from core.records import CutTrajectory, IntArray, Outcome, Provenance
+from core.records import Provenance
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
-from replay.writes import pack_outcomes, pack_trajectories
+from replay.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
+from tests.monitor.continued import continued
+from tests.replay.made import outcome, states
 
 PROBLEMS, CHAINS, DEPTHS = 5000, 4, 5  # 100,000 states
 QUICK = 200.0  # milliseconds per interaction
@@ -46,14 +48,12 @@ class Made:
         self.server.write(self.writes, write)
         self.writes += 1
 
-    def ids(self, text: str) -> IntArray:
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def add(self, problem: str, text: str, lengths: list[int], provenance: Provenance, parent: int = 0) -> None:
-        values = np.linspace(0.2, 0.8, len(lengths), dtype=np.float32)
-        states = np.array(lengths, np.int32), values
-        made = CutTrajectory(problem, self.ids(text), *states, provenance, 0.0, 1, parent=parent)
-        self.write(pack_trajectories([made], len(self.tokenizer)))
+        found = states(problem, self.ids(text), lengths, np.linspace(0.2, 0.8, len(lengths)), provenance)
+        self.write(pack_states([continued(found, parent) if parent else found], 1, len(self.tokenizer)))
 
     def prompts(self, rows: dict[str, str]) -> None:
         columns = {"problem": list(rows), "level": ["easy"] * len(rows), "prompt": list(rows.values())}
@@ -68,7 +68,7 @@ def made(tmp_path: Path) -> Made:
     found.add("p", "a=2\nb=4\nc=1\n", [4, 8], Provenance.OWN_FAILED)
     start = next(key for key in found.server.read(1, Shard.top, 2, 9).states() if len(key.prefix_ids) == 8).key
     found.add("p", "a=2\nb=4\nd=5\n9", [12], Provenance.OWN_SUCCESSFUL, parent=start)
-    found.write(pack_outcomes([Outcome(start, "p", correct, 1) for correct in (True, False, False)], SuccessModel()))
+    found.write(pack_outcomes([outcome(start, "p", correct, 1) for correct in (True, False, False)], SuccessModel()))
     found.add("q", "a=7\n1", [4], Provenance.OWN_SUCCESSFUL)
     return found
 
@@ -160,16 +160,13 @@ def test_a_browser_finds_and_unfolds_a_state_and_follows_the_run(made: Made, tmp
 def test_a_hundred_thousand_states_answer_at_once(tmp_path: Path) -> None:
     made = Made(tmp_path)
     made.prompts({f"problem-{n}": f"What is {n} + {n}? " + "A long story. " * 10 for n in range(PROBLEMS)})
-    lengths, values = np.arange(1, DEPTHS + 1, dtype=np.int32) * 4, np.linspace(0.1, 0.9, DEPTHS, dtype=np.float32)
+    lengths, values = np.arange(1, DEPTHS + 1) * 4, np.linspace(0.1, 0.9, DEPTHS)
     chains = [made.ids(f"a={n}\nb=2\nc=3\nd=4\na=5\n9") for n in range(CHAINS)]
     for first in range(0, PROBLEMS, 500):
         made.write(
-            pack_trajectories(
-                [
-                    CutTrajectory(f"problem-{n}", ids, lengths, values, Provenance.OWN_FAILED, 0.0, 1)
-                    for n in range(first, first + 500)
-                    for ids in chains
-                ],
+            pack_states(
+                [states(f"problem-{n}", ids, lengths, values) for n in range(first, first + 500) for ids in chains],
+                1,
                 len(made.tokenizer),
             )
         )

@@ -10,7 +10,7 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import Provenance
 from monitor.store_table import (
     by_provenance,
     export,
@@ -23,11 +23,14 @@ from monitor.store_table import (
     states_text,
     with_prefixes,
 )
+from replay.cutting import States
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
-from replay.writes import pack_outcomes, pack_trajectories
+from replay.writes import pack_outcomes, pack_states
+from tests.monitor.continued import continued
+from tests.replay.made import outcome, states
 
 CONFIG = ReplayConfig(ranking="value")
 NEWEST = 2**31 - 1
@@ -42,30 +45,21 @@ def whole(directory: Path) -> pa.Table:
     return with_prefixes(states_table(shards), shards, decode)
 
 
-LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
+def two_states(problem: str, provenance: Provenance = Provenance.OWN_FAILED) -> States:
+    return states(problem, range(5), [1, 3], [0.25, 0.75], provenance)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ReplayStore:
     made = ReplayStore(CONFIG, vocabulary=26, directory=tmp_path / "live", fingerprint="f", local=True)
-    made.add([CutTrajectory("p", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1)])
+    made.add([two_states("p")], version=1)
     deep = made.top(1, NEWEST)[0]
-    made.add(
-        [
-            child(deep.key, [5]),
-            CutTrajectory("q", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.CANONICAL, 1.0, 3),
-        ]
-    )
-    made.record([Outcome(deep.key, "p", True, 3), Outcome(deep.key, "p", False, 3)])
+    # a success that was started from the state (0, 1, 2)
+    child = continued(states("p", [0, 1, 2, 9, 9, 9], [5], [0.5], Provenance.OWN_SUCCESSFUL), deep.key)
+    made.add([child, two_states("q", Provenance.CANONICAL)], version=3)
+    made.record([outcome(deep.key, "p", True, 3), outcome(deep.key, "p", False, 3)])
     made.save(tmp_path / "checkpoint")
     return made
-
-
-def child(parent: int, lengths: list[int]) -> CutTrajectory:
-    """A success that was started from the state (0, 1, 2)."""
-    tokens, values = np.array([0, 1, 2, 9, 9, 9], np.int32), np.full(len(lengths), 0.5, np.float32)
-    states = np.array(lengths, np.int32), values
-    return CutTrajectory("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
 
 
 def test_counts_of_each_provenance(store: ReplayStore, tmp_path: Path) -> None:
@@ -104,11 +98,10 @@ def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: R
 def test_a_state_that_teaches_nothing_says_why() -> None:
     config = ReplayConfig(ranking="learnability")
     shard = Shard(config, 26)
-    ids, states = np.arange(9, dtype=np.int32), (np.array([1], np.int32), np.array([0.5], np.float32))
     for problem, provenance in (("solved", Provenance.OWN_SUCCESSFUL), ("hard", Provenance.OWN_FAILED)):
-        made = CutTrajectory(problem, ids, *states, provenance, 0.0, 1)
+        made = states(problem, range(9), [1], [0.5], provenance)
         for _ in range(3):  # root: (3 + 1) / (3 + 2) and 1 / 5; the first is above 1/2
-            shard.apply(pack_trajectories([made], 26))
+            shard.apply(pack_states([made], 1, 26))
     table = states_table([shard])
     found = {row["problem"]: row["rests"] for row in table.to_pylist()}
     assert found == {"solved": "its problem is solved from the root", "hard": "its chance of success is below 5%"}
@@ -156,13 +149,11 @@ def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
 
 def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server = ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
-    made = [
-        CutTrajectory(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"
-    ]
-    server.write(0, pack_trajectories(made[:1], 26))
+    made = [two_states(problem) for problem in "pq"]
+    server.write(0, pack_states(made[:1], 1, 26))
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
-    server.write(1, pack_trajectories(made[1:], 26))
+    server.write(1, pack_states(made[1:], 1, 26))
     best = server.read(2, Shard.top, 1, NEWEST).states()[0]
-    server.write(2, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
+    server.write(2, pack_outcomes([outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

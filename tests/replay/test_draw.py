@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import CutTrajectory, Provenance
+from core.records import Provenance
 from replay.store import ReplayStore
+from tests.replay.made import states
 from tests.replay.test_store import opened
 
 
@@ -14,11 +15,8 @@ def forty(directory: Path) -> ReplayStore:
     """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 1."""
     store = opened(directory, 4, local=True)
     tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
-    made = [
-        CutTrajectory(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
-        for i in range(40)
-    ]
-    store.add(made)
+    made = [states(f"p{i}", tokens, lengths, [i / 100], Provenance.CANONICAL) for i in range(40)]
+    store.add(made, 0)
     return store
 
 

@@ -1,91 +1,106 @@
 """The own successes that the policy imitates: which are kept, drawn and saved."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from core.records import CutTrajectory, Provenance
+from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
+from core.sources import Progress
 from replay import imitation
-from replay.imitation import Successes
-from tests.replay.test_store import opened
-
-EMPTY = np.zeros(0, np.int32)
+from replay.imitation import Imitation
+from tests.replay.made import rollout
 
 
-def visit(
-    problem: str, outcomes: str, first: int = 1, parent: int | None = None, version: int = 1
-) -> list[CutTrajectory]:
+def visit(problem: str, outcomes: str, first: int = 1, key: int | None = None) -> list[Rollout]:
     """Rollouts of a visit with the responses [first], [first + 1], ...
 
     A character each: + a success, t a truncated one, - a failure, c a canonical solution.
     """
-    own, failed = Provenance.OWN_SUCCESSFUL, Provenance.OWN_FAILED
-    kinds = {"+": own, "t": own, "-": failed, "c": Provenance.CANONICAL}
+    start = Start("", problem, EMPTY, EMPTY, 1, 0, key)
+    uses = {"c": Use.VALUE}
     return [
-        CutTrajectory(
-            problem,
-            np.array([token], np.int32),
-            EMPTY,
-            EMPTY.astype(np.float32),
-            kinds[kind],
-            0.0,
-            version,
-            parent,
-            kind == "t",
+        replace(
+            rollout(start, [token], Verdict(1.0, kind != "-"), use=uses.get(kind, Use.TRAIN)),
+            finish=Finish.LENGTH if kind == "t" else Finish.STOP,
         )
         for token, kind in enumerate(outcomes, first)
     ]
 
 
-def kept(found: Successes) -> dict[str, list[int]]:
-    return {each.problem_id: each.response_ids.tolist() for each in found.draw(100, seed=0, version=1)}
+class Problems(dict[str, Problem]):
+    """A problem of every name."""
+
+    def __missing__(self, name: str) -> Problem:
+        return Problem(name, np.array([1], np.int32), "gold")
+
+
+def source(most: int = 100) -> Imitation:
+    return Imitation(most, Problems())
+
+
+def at(version: int = 1, seed: int = 0) -> Progress:
+    return Progress(seed, 1, 10, 1, version)
+
+
+def kept(found: Imitation) -> dict[str, list[int]]:
+    return {each.start.problem_id: each.tokens.tolist() for each in found.repeat([], at())}
 
 
 def test_the_worked_example() -> None:
-    found = Successes()
-    found.add([*visit("p", "-+-+----"), *visit("q", "--------")])
+    found = source()
+    found.observe([*visit("p", "-+-+----"), *visit("q", "--------")], at())
     assert kept(found) == {"p": [4]}
-    found.add(visit("p", "--------", first=11))
+    found.observe(visit("p", "--------", first=11), at())
     assert kept(found) == {"p": [4]}
-    found.add(visit("p", "+-------", first=21))
+    found.observe(visit("p", "+-------", first=21), at())
     assert kept(found) == {"p": [21]}
-    found.add(visit("p", "++++----", first=31))
+    found.observe(visit("p", "++++----", first=31), at())
     assert kept(found) == {"p": [34]}
-    found.add(visit("p", "+++++---"))
+    found.observe(visit("p", "+++++---"), at())
     assert kept(found) == {}
 
 
 def test_a_truncated_success_counts_and_is_not_kept() -> None:
-    found = Successes()
-    found.add(visit("p", "+t------"))
+    found = source()
+    found.observe(visit("p", "+t------"), at())
     assert kept(found) == {"p": [1]}
-    found.add(visit("p", "t-------", first=11))
+    found.observe(visit("p", "t-------", first=11), at())
     assert kept(found) == {"p": [1]}
-    found.add(visit("p", "+tttt---", first=21))
+    found.observe(visit("p", "+tttt---", first=21), at())
     assert kept(found) == {}
 
 
+def test_a_success_with_an_error_counts_and_is_not_kept() -> None:
+    found = Imitation(9, Problems(), lambda _, response: bool(response[0] == 2))
+    found.observe(visit("p", "++------"), at())
+    assert kept(found) == {"p": [1]}
+    found.observe(visit("q", "-+------"), at())
+    assert kept(found) == {"p": [1]}
+
+
 def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_from_the_root() -> None:
-    found = Successes()
-    found.add([*visit("p", "+---", parent=7), *visit("q", "c")])
+    found = source()
+    found.observe([*visit("p", "+---", key=7), *visit("q", "c")], at())
     assert kept(found) == {}
 
 
 def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imitation, "MOST", 2)
-    found = Successes()
+    found = source()
     for name, outcomes in (("a", "+--"), ("b", "+--"), ("a", "---"), ("c", "+--")):
-        found.add(visit(name, outcomes))
+        found.observe(visit(name, outcomes), at())
     assert set(kept(found)) == {"b", "c"}
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
-    found = Successes([(f"p{at}", [at], 0, None) for at in range(50)])
+    found = source(20)
+    found.observe([one for name in range(50) for one in visit(f"p{name}", "+-")], at())
 
     def drawn(seed: int) -> list[str]:
-        return [each.problem_id for each in found.draw(20, seed, version=0)]
+        return [each.start.problem_id for each in found.repeat([], at(seed=seed))]
 
     assert len(set(drawn(1))) == 20
     assert drawn(1) == drawn(1)
@@ -93,37 +108,33 @@ def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
 
 
 def test_a_success_halves_its_weight_every_32_versions_and_is_dropped_after_three_times() -> None:
-    found = Successes()
-    found.add(visit("p", "+---", version=8))
+    found = source()
+    found.observe(visit("p", "+---"), at(version=8))
 
     def weights(version: int) -> list[float]:
-        return [each.weight for each in found.draw(9, 0, version)]
+        return [each.weight for each in found.repeat([], at(version))]
 
     assert [weights(8), weights(40), weights(8 + 96)] == [[1.0], [0.5], [0.125]]
     assert weights(8 + 97) == []
-    assert found.to_json() == []
     assert weights(8) == []  # it does not come back
-    found.add(visit("p", "+---", version=105))
+    found.observe(visit("p", "+---"), at(version=105))
     assert weights(105) == [1.0]
 
 
-def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) -> None:
-    first, second = (opened(tmp_path / name, local=True, imitated=5) for name in ("first", "second"))
-    first.add([*visit("p", "+--"), *visit("q", "-+-")])
-    first.save(tmp_path / "saved")
-    second.restore(tmp_path / "saved")
-    drawn = [
-        [(one.problem_id, one.response_ids.tolist(), one.weight) for one in store.successes(3, 9)]
-        for store in (first, second)
-    ]
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 2
-    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [
-        ["p", [1], 1, None],
-        ["q", [2], 1, None],
-    ]
-    second.clear()
-    assert second.successes(seed=3, version=9) == []
-    third = opened(tmp_path / "third", local=True, imitated=0)
-    third.add(visit("p", "+--"))
-    assert third.successes(seed=3, version=1) == []  # nothing is kept that is not wanted
+def test_what_is_repeated_is_a_whole_rollout_to_imitate() -> None:
+    found = source()
+    found.observe(visit("p", "+-"), at())
+    (one,) = found.repeat([], at())
+    assert (one.use, one.verdict.correct, one.start.replayed, one.start.id) == (Use.IMITATE, True, False, "1.i0")
+    assert one.tokens.size == one.logprobs.size == one.versions.size == 1
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    first, second = source(5), source(5)
+    first.observe([*visit("p", "+--"), *visit("q", "-+-")], at())
+    first.save(tmp_path)
+    second.restore(tmp_path)
+    assert kept(second) == kept(first) == {"p": [1], "q": [2]}
+    assert json.loads((tmp_path / "successes.json").read_text()) == [["p", [1], 1, None], ["q", [2], 1, None]]
+    second.restore(None)
+    assert kept(second) == {}

@@ -11,13 +11,13 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from core.records import CutTrajectory, Provenance
 from replay.journal import Journal, read_journal
 from replay.server import ShardServer, recover
 from replay.shard import Shard
 from replay.snapshot import FORMAT
 from replay.stats import shard_stats
-from replay.writes import pack_trajectories
+from replay.writes import pack_states
+from tests.replay.made import states
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ReplayConfig(ranking="value")
@@ -31,9 +31,8 @@ def fill(shard: ShardServer, first: int, last: int) -> None:
     """Writes `first` to `last`, one problem each."""
     for number in range(first, last + 1):
         tokens = np.random.default_rng(number).integers(0, 100, 60).astype(np.int32)
-        states = np.array([2, 4], np.int32), np.array([0.25, 0.5], np.float32)
-        made = CutTrajectory(f"p{number}", tokens, *states, Provenance.OWN_FAILED, 0.0, number)
-        shard.write(number - 1, pack_trajectories([made], 100))
+        made = states(f"p{number}", tokens, [2, 4], [0.25, 0.5])
+        shard.write(number - 1, pack_states([made], number, 100))
 
 
 def content(shard: ShardServer) -> set[tuple[str, tuple[int, ...]]]:

@@ -1,6 +1,5 @@
 """The shard as a plain object: merging, quota, bounds, draws."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,37 +7,26 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import CutTrajectory, FloatArray, Outcome, Provenance, ReplayedState, Start
+from core.records import FloatArray, Provenance, Start
+from replay.cutting import States
 from replay.keys import state_keys
 from replay.rankings.base import Ranking, StateColumns, SuccessModel
 from replay.shard import Shard
-from replay.writes import pack_eviction, pack_outcomes, pack_removed, pack_trajectories, pack_values
+from replay.writes import pack_eviction, pack_outcomes, pack_removed, pack_states, pack_values
+from tests.replay.made import of_kind, outcome, states, valued
 
 TOKENS = np.arange(10, dtype=np.int32)
 
 
-def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> CutTrajectory:
-    made = CutTrajectory(
-        problem,
-        np.array(tokens, np.int32),
-        np.array(lengths, np.int32),
-        np.array(values, np.float32),
-        Provenance.OWN_FAILED,
-        0.0,
-        1,
-    )
-    return replace(made, **fields)  # type: ignore[arg-type]
-
-
-def shard_of(*candidates: CutTrajectory, **fields: object) -> Shard:
+def shard_of(*candidates: States, version: int = 1, **fields: object) -> Shard:
     shard = Shard(ReplayConfig.model_validate({"ranking": "value", **fields}), 100)
-    add(shard, *candidates)
+    add(shard, *candidates, version=version)
     return shard
 
 
-def add(shard: Shard, *candidates: CutTrajectory) -> None:
+def add(shard: Shard, *candidates: States, version: int = 1) -> None:
     if candidates:
-        shard.apply(pack_trajectories(candidates, 100))
+        shard.apply(pack_states(candidates, version, 100))
 
 
 def evict(shard: Shard, count: int) -> None:
@@ -54,14 +42,14 @@ def stored(shard: Shard) -> dict[tuple[str, tuple[int, ...]], float]:
 
 
 def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajectory() -> None:
-    failed = candidate("p", [1, 2, 3, 4], [2, 3], [0.1, 0.2])
-    solved = candidate("p", [1, 2, 9, 9], [2, 3], [0.7, 0.8], provenance=Provenance.OWN_SUCCESSFUL, version=2)
-    shard = shard_of(failed, solved, ranking="value")
+    failed = states("p", [1, 2, 3, 4], [2, 3], [0.1, 0.2])
+    solved = states("p", [1, 2, 9, 9], [2, 3], [0.7, 0.8], Provenance.OWN_SUCCESSFUL)
+    shard = shard_of(failed, ranking="value")
+    add(shard, solved, version=2)
     assert stored(shard) == pytest.approx({("p", (1, 2)): 0.7, ("p", (1, 2, 3)): 0.2, ("p", (1, 2, 9)): 0.8})
     assert shard.counters.merged == 1
     assert shard.states["provenance"][0] == Provenance.OWN_SUCCESSFUL
-    stale = candidate("p", [1, 2, 5, 5], [2], [0.3], version=1)
-    add(shard, stale)
+    add(shard, states("p", [1, 2, 5, 5], [2], [0.3]))
     assert stored(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
     # the stale trajectory's only state was there already; the others keep the tokens of their longest state
     assert shard.trajectories["size"].tolist() == [4, 4]
@@ -69,8 +57,8 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
 
 
 def test_of_equal_prefixes_the_most_promising_says_where_the_state_came_from() -> None:
-    failed = candidate("p", [1, 2, 3, 4], [2], [0.1])
-    partial, solved = (replace(failed, provenance=kind) for kind in (Provenance.OWN_PARTIAL, Provenance.OWN_SUCCESSFUL))
+    failed = states("p", [1, 2, 3, 4], [2], [0.1])
+    partial, solved = (of_kind(failed, kind) for kind in (Provenance.OWN_PARTIAL, Provenance.OWN_SUCCESSFUL))
     shard = shard_of(partial, failed, ranking="value")
     assert shard.states["provenance"].tolist() == [Provenance.OWN_PARTIAL]
     assert shard.problems["solved"].tolist() == [0]
@@ -81,23 +69,23 @@ def test_of_equal_prefixes_the_most_promising_says_where_the_state_came_from() -
 
 def test_the_quota_keeps_the_states_of_the_highest_priority_of_a_problem() -> None:
     shard = shard_of(
-        candidate("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), candidate("q", range(10), [1], [0.0]), per_problem=2
+        states("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), states("q", range(10), [1], [0.0]), per_problem=2
     )
     assert sorted(stored(shard).values()) == pytest.approx([0.0, 0.5, 0.9])
-    add(shard, candidate("p", range(10, 20), [4], [0.7]))
+    add(shard, states("p", range(10, 20), [4], [0.7]))
     assert sorted(stored(shard).values()) == pytest.approx([0.0, 0.7, 0.9])
     assert (shard.counters.rejected, shard.counters.evicted) == (1, 1)
 
 
 def test_eviction_takes_the_lowest_priority_and_frees_the_tokens() -> None:
-    shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
+    shard = shard_of(states("p", range(10), [1, 2], [0.4, 0.3]), states("q", range(8), [1, 2], [0.1, 0.2]))
     evict(shard, 3)
     assert list(stored(shard).values()) == pytest.approx([0.4])
     assert (shard.replayable(), shard.trajectories["size"].tolist(), shard.token_bytes) == (1, [10], 1)
 
 
 def test_removed_states_free_their_tokens_and_count_as_evicted() -> None:
-    shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
+    shard = shard_of(states("p", range(10), [1, 2], [0.4, 0.3]), states("q", range(8), [1, 2], [0.1, 0.2]))
     removed = [Start("", "p", TOKENS, TOKENS[:2], 1, 0, int(shard.states["key"][1]))]
     shard.apply(pack_removed(removed))
     assert list(stored(shard).values()) == pytest.approx([0.4, 0.1, 0.2])
@@ -107,9 +95,9 @@ def test_removed_states_free_their_tokens_and_count_as_evicted() -> None:
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
-    shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
+    shard = shard_of(states("p", range(10), [1, 2], [0.25, 0.5]))
     key = int(shard.states["key"][1])
-    outcomes = [Outcome(key, "p", True, 3), Outcome(key, "p", False, 3), Outcome(key + 1, "p", True, 3)]
+    outcomes = [outcome(key, "p", True, 3), outcome(key, "p", False, 3), outcome(key + 1, "p", True, 3)]
     shard.apply(pack_outcomes(outcomes, SuccessModel()))
     assert [shard.states[name].tolist() for name in ("tried", "solved", "wins", "losses")] == [
         [0, 2],
@@ -121,9 +109,9 @@ def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
 
 
 def test_graded_outcomes_add_up_and_are_solved_if_they_are_correct() -> None:
-    shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
+    shard = shard_of(states("p", range(10), [1, 2], [0.25, 0.5]))
     key = int(shard.states["key"][1])
-    shard.apply(pack_outcomes([Outcome(key, "p", True, 3, 0.75), Outcome(key, "p", False, 3, 0.5)], SuccessModel()))
+    shard.apply(pack_outcomes([outcome(key, "p", True, 3, 0.75), outcome(key, "p", False, 3, 0.5)], SuccessModel()))
     # 0.75 + 0.5; 0.25 + 0.5; 0.5625 + 0.25
     found = {name: float(shard.states[name][1]) for name in ("tried", "solved", "wins", "losses", "squares")}
     assert found == {"tried": 2.0, "solved": 1.0, "wins": 1.25, "losses": 0.75, "squares": 0.8125}
@@ -131,7 +119,7 @@ def test_graded_outcomes_add_up_and_are_solved_if_they_are_correct() -> None:
 
 def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
     """Values 0, 1, 2 at temperature 1: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
-    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 1.0, 2.0]))
+    shard = shard_of(states("p", range(10), [1, 2, 3], [0.0, 1.0, 2.0]))
     lengths = [len(shard.draw(1, seed).states()[0].prefix_ids) for seed in range(4000)]
     shares = np.bincount(lengths, minlength=4)[1:] / 4000
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
@@ -143,10 +131,9 @@ def test_learnability_draws_one_state_of_each_problem() -> None:
     The first problem counts by its best state, so each comes first half of the time. Its states: 0.218, 0.406, 0.376 by
     worth.
     """
-    proven = {"provenance": Provenance.CANONICAL, "reward": 1.0}
     shard = shard_of(
-        candidate("p", [*range(100)], [25, 50, 75], [0.0] * 3, **proven),
-        candidate("q", [*range(50)], [25], [0.0], **proven),
+        states("p", [*range(100)], [25, 50, 75], [0.0] * 3, Provenance.CANONICAL),
+        states("q", [*range(50)], [25], [0.0], Provenance.CANONICAL),
         ranking="learnability",
     )
     drawn = [shard.draw(4, seed).states() for seed in range(4000)]
@@ -158,7 +145,7 @@ def test_learnability_draws_one_state_of_each_problem() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 50])
 def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
-    made = [candidate(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]
+    made = [states(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]
     shard = shard_of(*made)
     whole, some = shard.draw(40, 3), shard.draw(count, 3)
     assert some.keys.tolist() == whole.keys.tolist()[:count]
@@ -169,17 +156,16 @@ def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
     ("fields", "message"),
     [
         ({"lengths": [0]}, "a state of length 0 has value 0.0; lengths must increase inside the response"),
-        ({"lengths": [10]}, "a state of length 10 has value 0.0; lengths must increase inside the response"),
         ({"lengths": [4, 4], "values": [0.0, 0.5]}, "a state of length 4 has value 0.5; lengths must increase"),
         ({"values": [np.nan]}, "a state of length 4 has value nan; .* and values be finite"),
         ({"tokens": [100] * 10}, "token 100 is outside the vocabulary of 100"),
         ({"tokens": [-1] * 10}, "token -1 is outside the vocabulary of 100"),
     ],
 )
-def test_bad_candidates_name_their_problem(fields: dict[str, object], message: str) -> None:
-    columns = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
+def test_bad_candidates_name_their_problem(fields: dict[str, Any], message: str) -> None:
+    columns: dict[str, Any] = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
     with pytest.raises(StoreError, match=f"^problem 'p': {message}"):
-        pack_trajectories([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
+        pack_states([states("q", range(3), [1], [0.0]), states("p", **columns)], 1, 100)
 
 
 def test_keys_by_their_formula_in_plain_python() -> None:
@@ -206,7 +192,7 @@ def test_keys_by_their_formula_in_plain_python() -> None:
 
 def record(shard: Shard, problem: str, outcomes: list[tuple[bool, int]]) -> None:
     """Outcomes (correct, version) of the first state of a problem."""
-    made = [Outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]
+    made = [outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]
     shard.apply(pack_outcomes(made, SuccessModel()))
 
 
@@ -236,8 +222,8 @@ class Mixed(Ranking):
 def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     """Decay 1/2; p and q begin at version 1 with one failure of the root each."""
     shard = shard_of(
-        candidate("p", range(10), [1], [0.5]),
-        candidate("q", range(10), [1], [0.5]),
+        states("p", range(10), [1], [0.5]),
+        states("q", range(10), [1], [0.5]),
         decay=0.5,
         ranking="tests.replay.test_shard:Mixed",
     )
@@ -250,21 +236,21 @@ def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     assert of_first(shard, "p", "priority") == pytest.approx(5 / 6)
     assert counts(shard, "q") == [0, 2, 0, 1]  # nothing was written of q
     assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 3 / (4 * 5))
-    add(shard, candidate("q", range(20, 30), [2], [0.1], version=4))
+    add(shard, states("q", range(20, 30), [2], [0.1]), version=4)
     assert counts(shard, "q") == [0, 1, 0, 1.5]  # 2 / 2; 1 / 2 and the new failure
     assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 2 / (3 * 4))
     assert counts(shard, "p") == [1.5, 1.5, 0, 0.5]  # the visit of q is none of p's
 
 
 def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was_before() -> None:
-    one, other = (shard_of(candidate("p", range(10), [1], [0.5]), decay=0.5) for _ in range(2))
+    one, other = (shard_of(states("p", range(10), [1], [0.5]), decay=0.5) for _ in range(2))
     for shard, versions in ((one, (4, 5)), (other, (5, 4))):
         record(shard, "p", [(True, 3)] * 4)
         record(shard, "p", [(True, 2)])  # generated before version 3, heard of after it
         assert counts(shard, "p")[0] == 5
         record(shard, "p", [(False, version) for version in versions])
         assert counts(shard, "p")[:2] == [2.5, 2]  # 5 / 2, whichever came first
-    shard = shard_of(candidate("p", range(10), [1], [0.5]), decay=1.0)
+    shard = shard_of(states("p", range(10), [1], [0.5]), decay=1.0)
     record(shard, "p", [(True, 1), (False, 50)])
     assert counts(shard, "p")[:2] == [1, 1]
 
@@ -272,15 +258,15 @@ def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was
 def revalue(shard: Shard, *given: tuple[str, int, float, int]) -> None:
     """New values by (problem, key, value, version)."""
     for problem, key, value, version in given:
-        state = ReplayedState(key, problem, TOKENS[:0], 0.0, Provenance.OWN_FAILED, 0)
-        shard.apply(pack_values([(state, value)], version))
+        shard.apply(pack_values([valued(key, problem, value)], version))
 
 
 @pytest.mark.parametrize("ranking", ["value", "uniform"])
 def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
     shard = shard_of(
-        candidate("p", range(10), [1, 2], [0.5, 0.25], version=3),
-        candidate("q", range(10), [1], [0.75], version=3),
+        states("p", range(10), [1, 2], [0.5, 0.25]),
+        states("q", range(10), [1], [0.75]),
+        version=3,
         ranking=ranking,
     )
     p, q = key_of(shard, "p"), key_of(shard, "q")

@@ -10,20 +10,21 @@ from core.config import ReplayConfig
 from replay.keys import shard_of
 from replay.shard import Shard
 from replay.snapshot import load_snapshot, write_snapshot
-from replay.writes import pack_trajectories
-from tests.replay.test_shard import add, candidate, evict, stored
+from replay.writes import pack_states
+from tests.replay.made import states
+from tests.replay.test_shard import add, evict, stored
 from tests.replay.test_shard import shard_of as shard_with
 from tests.replay.test_store import candidates
 
 
 def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) -> None:
-    straight = shard_with(candidate("p", [1, 2, 3], [2], [0.1]), candidate("q", [4, 5, 6], [2], [0.9]))
+    straight = shard_with(states("p", [1, 2, 3], [2], [0.1]), states("q", [4, 5, 6], [2], [0.9]))
     evict(straight, 1)
     write_snapshot(straight, tmp_path / "first")
     resumed = shard_with()
     load_snapshot(resumed, tmp_path / "first")
     for shard, name in ((straight, "left"), (resumed, "right")):
-        add(shard, candidate("q", [4, 7, 8], [2], [0.5]), candidate("a", [1, 1, 1], [1], [0.5]))
+        add(shard, states("q", [4, 7, 8], [2], [0.5]), states("a", [1, 1, 1], [1], [0.5]))
         write_snapshot(shard, tmp_path / name)
     left, right = pd.read_parquet(tmp_path / "left"), pd.read_parquet(tmp_path / "right")
     assert left["id"].tolist() == right["id"].tolist()
@@ -34,7 +35,7 @@ def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) ->
 def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay.snapshot.PART", part)
     whole = Shard(ReplayConfig(ranking="value"), 100)
-    whole.apply(pack_trajectories(candidates(40), 100))
+    whole.apply(pack_states(candidates(40), 1, 100))
     write_snapshot(whole, tmp_path / "file")
     parts = []
     for index in range(3):

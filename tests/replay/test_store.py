@@ -4,7 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,21 @@ import ray
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from core.records import CutTrajectory, Outcome, Provenance, Start
+from core.records import EMPTY, Provenance, Start
 from core.sections.registry import names
 from monitor.store_table import store_summary
+from replay.cutting import States
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
-from trainer.starts import EMPTY
+from tests.replay.made import of_kind, outcome, outcomes, states, valued
 
 VOCABULARY = 100
 KINDS = (Provenance.OWN_FAILED, Provenance.OWN_SUCCESSFUL, Provenance.CANONICAL)
 NEWEST = 2**31 - 1
 
 
-def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[CutTrajectory]:
+def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[States]:
     rng = np.random.default_rng(seed)
     made = []
     for problem in range(problems):
@@ -36,7 +37,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
             lengths = np.array([3, 6, 9], np.int32)
             values = rng.random(3).astype(np.float32)
             provenance = KINDS[int(rng.integers(0, 3))]
-            made.append(CutTrajectory(f"p{problem}", tokens, lengths, values, provenance, 0.0, 1))
+            made.append(states(f"p{problem}", tokens, lengths, values, provenance))
     return made
 
 
@@ -54,9 +55,9 @@ def store(ray_cluster: None, tmp_path: Path) -> Iterator[ReplayStore]:
 
 def test_a_sampled_state_is_a_prefix_that_was_added(store: ReplayStore) -> None:
     added = candidates(20)
-    store.add(added)
+    store.add(added, 1)
     prefixes = {
-        (c.problem_id, tuple(c.response_ids[:k])): v for c in added for k, v in zip(c.lengths, c.values, strict=True)
+        (c.problem_id, tuple(c.rollout.tokens[:k])): v for c in added for k, v in zip(c.lengths, c.values, strict=True)
     }
     assert len(store) == 120  # 20 problems x 2 trajectories x 3 boundaries
     states = store.sample(50, seed=3)
@@ -76,11 +77,11 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
     """Samples after some iterations on a store that is too small for what is added."""
     store = opened(directory, shards, local, capacity=300, per_problem=5, **fields)
     for turn in range(3):
-        store.add(candidates(60, seed=turn))
+        store.add(candidates(60, seed=turn), 1)
         drawn = store.sample(20, seed=turn)
-        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
+        store.record([outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
         stale = store.top(5, older_than=2)
-        store.revalue(stale, np.full(len(stale), 0.5, np.float32), 2)
+        store.revalue([valued(s.key, s.problem_id, 0.5) for s in stale], 2)
         lost = [Start("", s.problem_id, EMPTY, s.prefix_ids, 1, 0, s.key) for s in drawn[:3]]
         before = len(store)
         store.remove(lost)
@@ -110,7 +111,7 @@ def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(
     one = run_with(1, tmp_path / "1", local=True)
     assert run_with(5, tmp_path / "5", local=True) == one
     store = opened(tmp_path / "6", 3, local=True)
-    store.add(candidates(60))
+    store.add(candidates(60), 1)
     assert store.stats().memory_bytes <= 14e3 / 63 * 64
     assert 50 < len(store) < 150
 
@@ -121,10 +122,10 @@ def test_actors_do_what_shards_in_this_process_do(ray_cluster: None, tmp_path: P
 
 def test_outcomes_that_follow_the_critic_raise_its_weight(tmp_path: Path) -> None:
     store = opened(tmp_path, 2, local=True, ranking="learnability")
-    store.add(candidates(30))
+    store.add(candidates(30), 1)
     for turn in range(6):
         drawn = store.sample(60, seed=turn)
-        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
+        store.record([outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
     assert store._model.weights[6] > 0.5  # of the critic's value within a problem: 0 without outcomes
     store.save(tmp_path / "checkpoint")
     expected = [s.key for s in store.sample(20, seed=99)]
@@ -139,18 +140,18 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     store = opened(tmp_path, 1, local=True, ranking="learnability")
     one, value = np.array([6], np.int32), np.zeros(1, np.float32)  # one state of each problem
     made = candidates(3, per_problem=1)
-    store.add([replace(each, provenance=Provenance.CANONICAL, lengths=one, values=value) for each in made])
+    store.add([states(c.problem_id, c.rollout.tokens, one, value, Provenance.CANONICAL) for c in made], 1)
     drawn = [store.sample(3, seed=turn) for turn in range(2)]
-    for states in drawn:
-        store.record([Outcome(s.key, s.problem_id, won, 1) for s in states for won in (True, False)])
+    for found in drawn:
+        store.record([outcome(s.key, s.problem_id, won, 1) for s in found for won in (True, False)])
     assert len(store._evidence.features) == 6
     assert (store._evidence.fresh_before, store._evidence.unsolved_before) == (
         0.0,
         0.0,
     )  # a canonical solution is no rollout
     monkeypatch.setattr("replay.evidence.REMEMBERED", 2)
-    found = [store.sample(3, seed=turn) for turn in range(2, 4)]
-    assert list(store._evidence.drawn) == [state.key for state in found[1][1:]]
+    again = [store.sample(3, seed=turn) for turn in range(2, 4)]
+    assert list(store._evidence.drawn) == [state.key for state in again[1][1:]]
 
 
 @pytest.mark.parametrize("ranking", names("replay.ranking"))
@@ -158,11 +159,11 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
     """On three shards instead of one: draws with their outcomes, new values, trust, evictions, counts."""
 
     def iteration(store: ReplayStore, number: int) -> list[int]:
-        store.add(candidates(60, seed=number % 7))
+        store.add(candidates(60, seed=number % 7), 1)
         drawn = store.sample(20, seed=number)
-        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, number + 2) for s in drawn])
+        store.record([outcome(s.key, s.problem_id, s.value > 0.5, number + 2) for s in drawn])
         stale = store.top(5, older_than=number + 2)
-        store.revalue(stale, np.full(len(stale), 0.5, np.float32), number + 2)
+        store.revalue([valued(s.key, s.problem_id, 0.5) for s in stale], number + 2)
         return [state.key for state in drawn]
 
     fields = {"capacity": 300, "per_problem": 5, "ranking": ranking}
@@ -181,16 +182,16 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
 
 def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", 2, local=True)
-    first.add(candidates(30))
-    first.record([Outcome(s.key, s.problem_id, True, 1) for s in first.sample(10, seed=0)])
+    first.add(candidates(30), 1)
+    first.record(outcomes(first.sample(10, seed=0), True, 1))
     first.save(tmp_path / "checkpoint")
-    first.add(candidates(30, seed=1))
+    first.add(candidates(30, seed=1), 1)
     expected = [s.key for s in first.sample(40, seed=5)]
     stats = first.stats()
     first.close()
     second = opened(tmp_path / "b", 3, local=True)
     second.restore(tmp_path / "checkpoint")
-    second.add(candidates(30, seed=1))
+    second.add(candidates(30, seed=1), 1)
     assert [s.key for s in second.sample(40, seed=5)] == expected
     assert second.stats().outcomes == stats.outcomes == 10
     second.close()
@@ -198,20 +199,20 @@ def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> N
 
 def test_a_cleared_store_is_as_a_new_one(tmp_path: Path) -> None:
     cleared, new = (opened(tmp_path / name, 2, local=True, ranking="learnability") for name in ("a", "b"))
-    cleared.add(candidates(30))
-    cleared.record([Outcome(s.key, s.problem_id, True, 1) for s in cleared.sample(10, seed=0)])
+    cleared.add(candidates(30), 1)
+    cleared.record(outcomes(cleared.sample(10, seed=0), True, 1))
     cleared.clear()
     assert len(cleared) == 0
     assert cleared.stats() == new.stats()
     for store in (cleared, new):
-        store.add(candidates(30, seed=1))
+        store.add(candidates(30, seed=1), 1)
     assert [s.key for s in cleared.sample(40, seed=5)] == [s.key for s in new.sample(40, seed=5)]
     cleared.close()
     new.close()
 
 
 def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
-    store.add(candidates(3))
+    store.add(candidates(3), 1)
     store.save(tmp_path / "checkpoint")
     message = {"another": r"fingerprint 'task\+tokenizer', but this run has 'another'"}
     message["task+tokenizer"] = "vocabulary 100, but this run has 101"
@@ -233,9 +234,9 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     tokens, one = np.arange(5, dtype=np.int32), np.array([2], np.int32)
     for problem, provenance, version in zip("pqr", KINDS, (1, 1, 4), strict=True):
         value = np.array([0.5], np.float32)
-        store.add([CutTrajectory(problem, tokens, one, value, provenance, 0.0, version)])
+        store.add([states(problem, tokens, one, value, provenance)], version)
     state = store.sample(1, seed=0)[0]
-    store.record([Outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
+    store.record([outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
     stats = store.stats()
     assert (stats.mean_age, stats.max_age) == (2.0, 3)
     assert (stats.root_solved, stats.root_outcomes, stats.solved, stats.outcomes) == (1, 2, 1, 4)
@@ -247,10 +248,10 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 4])
 def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int) -> None:
     store = opened(tmp_path, shards, local=True)
-    store.add(candidates(8))  # version 1
+    store.add(candidates(8), 1)
     for version in (5, 9):
         stale = store.top(3, older_than=version)
-        store.revalue(stale, np.full(len(stale), 0.5, np.float32), version)
+        store.revalue([valued(s.key, s.problem_id, 0.5) for s in stale], version)
     assert (store.stats().max_age, store.stats().newest) == (8, 9)
 
 
@@ -261,7 +262,7 @@ def test_the_decayed_unsolved_share_continues_from_a_checkpoint(tmp_path: Path) 
     first, second = candidates(2, 1)
     failed, solved, _ = KINDS
     for kinds in (((first, failed), (second, failed)), ((first, failed), (first, solved), (second, failed))):
-        store.add([replace(item, provenance=kind) for item, kind in kinds])
+        store.add([of_kind(item, kind) for item, kind in kinds], 1)
         store.record([])
     assert store.decayed_unsolved_share == pytest.approx(2 / 3)
     store.save(tmp_path / "checkpoint")
@@ -276,12 +277,12 @@ def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:
 
 
 def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayStore) -> None:
-    store.add(candidates(20))
-    store.record([Outcome(s.key, s.problem_id, True, 1) for s in store.sample(10, seed=0)])
+    store.add(candidates(20), 1)
+    store.record(outcomes(store.sample(10, seed=0), True, 1))
     expected = [(s.key, s.value) for s in store.sample(30, seed=1)]
     kill_shards(store)
     assert [(s.key, s.value) for s in store.sample(30, seed=1)] == expected
-    store.add(candidates(20, seed=1))
+    store.add(candidates(20, seed=1), 1)
     assert store.stats().outcomes == 10
     assert len(store) == 240
 
@@ -294,9 +295,9 @@ def kill_shards(store: ReplayStore) -> None:
 def test_a_shard_killed_after_a_checkpoint_has_the_checkpoint_and_what_came_after(
     store: ReplayStore, tmp_path: Path
 ) -> None:
-    store.add(candidates(20))
+    store.add(candidates(20), 1)
     store.save(tmp_path / "checkpoint")
-    store.add(candidates(20, seed=1))
+    store.add(candidates(20, seed=1), 1)
     expected = [s.key for s in store.sample(200, seed=1)]
     kill_shards(store)
     assert [s.key for s in store.sample(200, seed=1)] == expected
@@ -310,7 +311,7 @@ def test_a_shard_killed_after_a_checkpoint_has_the_checkpoint_and_what_came_afte
 def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
     store: ReplayStore, tmp_path: Path
 ) -> None:
-    store.add(candidates(20))
+    store.add(candidates(20), 1)
     store.save(tmp_path / "checkpoint")
     expected = [s.key for s in store.sample(200, seed=1)]
     for path in (tmp_path / "live").iterdir():
@@ -340,12 +341,12 @@ def test_an_iteration_calls_a_shard_once_per_kind_of_work(tmp_path: Path, monkey
     for name in ("draw", "top", "least"):
         count(Shard, name)
     store = opened(tmp_path, 1, local=True, capacity=100)
-    store.add(candidates(10))
+    store.add(candidates(10), 1)
     calls.clear()
     drawn, stale = store.sample(20, seed=0), store.top(5, NEWEST)
-    store.revalue(stale, np.zeros(5, np.float32), 2)
-    store.record([Outcome(s.key, s.problem_id, True, 2) for s in drawn])
-    store.add(candidates(20, seed=1))
+    store.revalue([valued(s.key, s.problem_id, 0.0) for s in stale], 2)
+    store.record(outcomes(drawn, True, 2))
+    store.add(candidates(20, seed=1), 1)
     assert calls == {"draw": 1, "top": 1, "least": 1, "write": 4}  # new values, outcomes, states, eviction
 
 
@@ -358,8 +359,8 @@ def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, mon
 
     monkeypatch.setattr(store._actors[1]._shard, "apply", refuse)
     with pytest.raises(StoreError, match="no room"):
-        store.add(candidates(20, seed=1))
+        store.add(candidates(20, seed=1), 1)
     monkeypatch.undo()
-    store.add(candidates(20, seed=2))
+    store.add(candidates(20, seed=2), 1)
     stored = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000, NEWEST)}
-    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= stored
+    assert {(c.problem_id, tuple(c.rollout.tokens[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= stored

@@ -13,7 +13,7 @@ from core.config import Config, TaskConfig, task_sources
 from core.errors import ConfigError, DataError
 from core.load import dump_config, override, parse_config
 from core.plan import placement
-from core.records import Finish, Problem, Start, Trajectory
+from core.records import Finish, Problem, Rollout, Start
 from tasks.kinds import evaluation_prompts, task_items
 from tasks.limits import TokenLimits
 from tasks.problems import Items, LeftOut, encode_problems, prompt_digest
@@ -105,10 +105,10 @@ def task(tmp_path: Path) -> Any:
     built.close()
 
 
-def answer(task: Task, problem: Problem, text: str) -> Trajectory:
+def answer(task: Task, problem: Problem, text: str) -> Rollout:
     start = Start("s", problem.id, problem.prompt_ids, np.zeros(0, np.int32), 1, 0)
     ids = np.array(task.tokenizer(text)["input_ids"], np.int32)
-    return Trajectory(start, 0, ids, ids.astype(np.float32), ids, Finish.STOP)
+    return Rollout(start, 0, ids, ids.astype(np.float32), ids, Finish.STOP)
 
 
 def test_each_response_is_judged_as_its_data_set_asks(task: Task) -> None:

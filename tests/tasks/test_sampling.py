@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from core.records import Finish, Problem, Rollout, Start, Verdict
 from tasks.sampling import HardSampler, ProblemSampler, UniformSampler, problem_sampler
 
 
@@ -32,13 +32,13 @@ def test_the_cursor_resumes_exactly_and_every_epoch_has_every_problem_once(
         assert Counter(drawn[epoch * size : (epoch + 1) * size]) == Counter(str(i) for i in range(size))
 
 
-def rollouts(drawn: list[Problem], solved: set[str], replayed: bool = False) -> list[Judged]:
+def rollouts(drawn: list[Problem], solved: set[str], replayed: bool = False) -> list[Rollout]:
     """One rollout per problem, correct for the solved ones."""
     empty = np.zeros(0, np.int32)
     starts = [Start(p.id, p.id, p.prompt_ids, empty, 1, 0, state_key=1 if replayed else None) for p in drawn]
     token, logprob = np.zeros(1, np.int32), np.zeros(1, np.float32)
     return [
-        Judged(Trajectory(start, 0, token, logprob, token, Finish.STOP), Verdict(0.0, start.problem_id in solved))
+        Rollout(start, 0, token, logprob, token, Finish.STOP, verdict=Verdict(0.0, start.problem_id in solved))
         for start in starts
     ]
 

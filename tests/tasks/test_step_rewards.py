@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.records import Finish, IntArray, Start, Trajectory, Verdict
+from core.records import Finish, IntArray, Rollout, Start, Verdict
 from tasks.judge_worker import judge_one
 from tasks.task import step_rewards
 
@@ -16,16 +16,16 @@ def decode(tokens: IntArray) -> str:
     return "".join(WORDS[token] for token in tokens)
 
 
-def trajectory(prefix: list[int], tokens: list[int]) -> Trajectory:
+def trajectory(prefix: list[int], tokens: list[int]) -> Rollout:
     none = np.zeros(0, np.int32)
     start = Start("s", "p", none, np.array(prefix, np.int32), 1, 0, state_key=1 if prefix else None)
     size = len(tokens)
-    return Trajectory(
+    return Rollout(
         start, 0, np.array(tokens, np.int32), np.zeros(size, np.float32), np.zeros(size, np.int32), Finish.STOP
     )
 
 
-def rewards(one: Trajectory, verdict: Verdict) -> list[float]:
+def rewards(one: Rollout, verdict: Verdict) -> list[float]:
     found = step_rewards(one, verdict, decode)
     assert found is not None
     return [float(reward) for reward in found]

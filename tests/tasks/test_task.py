@@ -9,7 +9,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
-from core.records import Finish, Problem, Start, Trajectory
+from core.records import Finish, Problem, Rollout, Start
 from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.limits import TokenLimits
@@ -33,12 +33,10 @@ def task(tokenizer: Tokenizer) -> Iterator[Task]:
     built.close()
 
 
-def trajectory(problem: Problem, prefix: list[int], tokens: list[int]) -> Trajectory:
+def trajectory(problem: Problem, prefix: list[int], tokens: list[int]) -> Rollout:
     start = Start("s", problem.id, problem.prompt_ids, np.array(prefix, np.int32), 1, 0)
     zeros = np.zeros(len(tokens))
-    return Trajectory(
-        start, 0, np.array(tokens, np.int32), zeros.astype(np.float32), zeros.astype(np.int32), Finish.STOP
-    )
+    return Rollout(start, 0, np.array(tokens, np.int32), zeros.astype(np.float32), zeros.astype(np.int32), Finish.STOP)
 
 
 def test_the_default_task_fits_the_default_budgets(tokenizer: Tokenizer) -> None:
@@ -60,7 +58,7 @@ def test_whole_responses_are_judged_in_order(task: Task, tokenizer: Tokenizer) -
         rows.append(trajectory(problem, ids[:cut], [tokenizer("#")["input_ids"][0], tokenizer.eos_token_id]))
         want += [1.0, 0.0]
     judged = task.judge(rows)
-    assert [one.trajectory for one in judged] == rows
+    assert [one.tokens for one in judged] == [row.tokens for row in rows]
     assert [one.verdict.reward for one in judged] == want
 
 

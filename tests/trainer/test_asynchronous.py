@@ -18,13 +18,12 @@ from core.errors import ConfigError, WeightError
 from core.interruption import Interruption
 from core.load import load_config, override
 from core.run_directory import RunDirectory
-from tests.resolved import without_auto
 from trainer import build, checkpoint
 from trainer.asynchronous import next_batch
 from trainer.checkpoint import RunProgress
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock
-from trainer.records import Components, IterationResult
+from trainer.run import Report, Run
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny.yaml"
 
@@ -82,13 +81,13 @@ STARTS, SAMPLES, ITERATIONS = 8, 2, 6
 @pytest.fixture(scope="module")
 def parts(
     ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]
-) -> Iterator[Components]:
+) -> Iterator[Run]:
     """All parts of an asynchronous run on two engines."""
     config = recipe(starter("tiny", steps=20))  # it is not trained for learning
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")
     with (
         build.open_model_and_task(config) as ready,
-        build.components(run, ready, "cpu") as parts,
+        build.opened(run, ready, "cpu") as parts,
     ):
         yield parts
 
@@ -110,85 +109,72 @@ def recipe(model: str) -> Config:
     )
 
 
-def run_iterations(parts: Components, numbers: range) -> list[IterationResult]:
-    settings = build.iteration_settings(without_auto(recipe("/")))
-    return [iterate(parts, settings, number, PhaseClock(), Interruption()) for number in numbers]
+def run_iterations(parts: Run, numbers: range) -> list[Report]:
+    return [iterate(parts, parts.at(number), PhaseClock(), Interruption()) for number in numbers]
 
 
-def check_batches(iterations: list[IterationResult]) -> None:
+def starts_of(report: Report) -> list[str]:
+    return list(dict.fromkeys(rollout.start.id for rollout in report.trained))
+
+
+def check_batches(iterations: list[Report]) -> None:
     """Whole starts, none older than allowed."""
     for iteration in iterations:
-        trained_at = iteration.number - 1
-        assert iteration.broadcast.version == iteration.number
-        assert len(iteration.batch.starts) == STARTS
-        samples = Counter(item.trajectory.start.id for item in iteration.scored)
+        trained_at = iteration.iteration - 1
+        assert iteration.broadcast.version == iteration.iteration
+        assert len(starts_of(iteration)) == STARTS
+        samples = Counter(item.start.id for item in iteration.trained)
         assert set(samples.values()) == {SAMPLES}
-        for item in iteration.scored:
-            versions = item.trajectory.versions
+        for item in iteration.trained:
+            versions = item.versions
             assert (versions[:-1] <= versions[1:]).all()  # weights only get newer within a trajectory
             assert trained_at - STALENESS <= versions.min() <= versions.max() <= trained_at
 
 
 def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_run_with_a_dead_engine_loses_none(
-    parts: Components, tmp_path: Path
+    parts: Run, tmp_path: Path
 ) -> None:
     run = RunDirectory.create(tmp_path, "run", "test")
-    assert parts.pipeline is not None
     first = run_iterations(parts, range(1, 4))
     check_batches(first)
-    assert any(
-        (item.trajectory.versions < iteration.number - 1).any() for iteration in first for item in iteration.scored
-    )
-    queues = parts.actors.queues()
+    assert any((item.versions < report.iteration - 1).any() for report in first for item in report.trained)
+    queues = parts.pool.queues()
     assert (queues.actors, queues.busy > 0) == (2, True)
-    state = parts.pipeline.state()
+    state = parts.engines.save()
+    assert state is not None
     assert len(state["in_flight"]) == STALENESS * STARTS  # submitted for the iterations to come
-    saved = checkpoint.save(run, parts, RunProgress(3, parts.problems.state(), 0, state), keep=1)
+    saved = checkpoint.save(run, parts, RunProgress(3, 0, state), keep=1)
 
     lost = run_iterations(parts, range(4, 6))  # what a crash undoes
     check_batches(lost)
     assert checkpoint.continue_from(saved, parts).iteration == 3
-    os.kill(cast(RolloutStream, parts.actors)._pool.pids()[0], signal.SIGKILL)  # while it generates
+    os.kill(cast(RolloutStream, parts.pool)._pool.pids()[0], signal.SIGKILL)  # while it generates
     rest = run_iterations(parts, range(4, ITERATIONS + 1))
     check_batches(rest)
-    assert parts.actors.restarts == 1
+    assert parts.pool.restarts == 1
     assert rest[0].stats.first_kl < 1e-6
 
-    trained = [start.id for iteration in first + rest for start in iteration.batch.starts]
+    trained = [start for report in first + rest for start in starts_of(report)]
     assert len(trained) == len(set(trained)) == ITERATIONS * STARTS
-    assert {start.split(".")[0] for start in trained} == {str(number) for number in range(1, ITERATIONS + 1)}
-    assert parts.pipeline.state() == {"fed": ITERATIONS, "in_flight": []}
+    asked = Counter(int(start.split(".")[0]) for start in trained)
+    assert asked == {1: (1 + STALENESS) * STARTS} | dict.fromkeys(range(2, ITERATIONS - STALENESS + 1), STARTS)
+    assert parts.engines.save() == {"in_flight": []}
 
 
-def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_settings(parts: Components) -> None:
-    """As many starts as the settings' would do for three iterations, for two of twice and of half as many starts."""
-    assert parts.pipeline is not None
+def test_more_starts_in_flight_than_the_settings_allow_are_refused(parts: Run) -> None:
     record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"} | {
         "world": None
     }
-    for iterations, starts, said in (
-        (3, STARTS, r"rollout\.max_staleness = 2: .* for 3 iterations; set rollout\.max_staleness to 3 or more"),
-        (
-            2,
-            2 * STARTS,
-            r"rollout\.starts = 8: .* has 32 starts in flight for 2 iterations; set rollout\.starts to 16",
-        ),
-        (
-            2,
-            STARTS // 2,
-            r"rollout\.starts = 8: .* has 8 starts in flight for 2 iterations; set rollout\.starts to 4",
-        ),
-    ):
-        many = [record | {"id": f"9.f{index}"} for index in range(iterations * starts)]
-        with pytest.raises(ConfigError, match=said):
-            parts.pipeline.restore({"fed": 8 + iterations, "in_flight": many}, 8, 8)
+    many = [record | {"id": f"9.f{index}"} for index in range(STALENESS * STARTS + 1)]
+    with pytest.raises(ConfigError, match=r"rollout\.max_staleness = 2: .* 17 starts in flight.* rollout\.starts"):
+        parts.engines.restore({"in_flight": many}, parts.at(8))
 
 
-def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Components) -> None:
-    actor = cast(RolloutStream, parts.actors)._pool._actors[1]
+def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Run) -> None:
+    actor = cast(RolloutStream, parts.pool)._pool._actors[1]
     ray.get(actor._actor.__ray_call__.remote(receive_badly))
     with pytest.raises(WeightError, match=r"^rollout-1 acknowledged version \d+ \(0+\), the learner sent"):
-        parts.learner.broadcast(parts.actors)
+        parts.learner.broadcast(parts.pool)
 
 
 def receive_badly(_: object) -> None:

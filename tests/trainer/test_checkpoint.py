@@ -15,7 +15,7 @@ from core.errors import CheckpointError
 from core.run_directory import RunDirectory, write_atomically
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
-from trainer.records import Components
+from trainer.run import Run
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Writer:
     def save(self, path: Path | str) -> tuple[str, ...]:
         if self.fail:
             raise OSError(28, "No space left on device")
-        Path(path).mkdir()
+        Path(path).mkdir(exist_ok=True)
         for name in self.names:
             (Path(path) / name).write_text("x")
         return self.said
@@ -44,11 +44,11 @@ class Files:
     """The parts that a checkpoint touches."""
 
     learner: Writer
-    replay: Writer
+    sources: Writer
 
 
 def progress(iteration: int) -> RunProgress:
-    return RunProgress(iteration, {"epoch": 0, "position": iteration}, 10 * iteration)
+    return RunProgress(iteration, 10 * iteration)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def files() -> Files:
 
 
 def save(run: RunDirectory, files: Files, iteration: int, keep: int = 2, success: float | None = None) -> Path:
-    return checkpoint.save(run, cast(Components, files), progress(iteration), keep, success)
+    return checkpoint.save(run, cast(Run, files), progress(iteration), keep, success)
 
 
 def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files: Files) -> None:
@@ -77,7 +77,7 @@ def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files:
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(run: RunDirectory, files: Files) -> None:
     save(run, files, 2)
-    files.replay.fail = True
+    files.sources.fail = True
     with pytest.raises(CheckpointError, match="No space left on device"):
         save(run, files, 4)
     assert checkpoint.latest(run).name == "000002"
@@ -130,11 +130,10 @@ def test_an_incomplete_checkpoint_is_refused(run: RunDirectory, files: Files) ->
         checkpoint.latest(run)
 
 
-@pytest.mark.parametrize(("part", "missing"), [("learner", "learner/value"), ("replay", "replay/store.json")])
-def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files, part: str, missing: str) -> None:
+def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files) -> None:
     save(run, files, 2)
-    getattr(files, part).names = ("learner.json", "policy") if part == "learner" else ()
-    with pytest.raises(CheckpointError, match=rf"{missing} missing .*run\.root must be on storage that all nodes see"):
+    files.learner.names = ("learner.json", "policy")
+    with pytest.raises(CheckpointError, match=r"learner/value missing .*run\.root"):
         save(run, files, 4)
     assert checkpoint.latest(run).name == "000002"
     assert checkpoint.saved(run) == 2
@@ -145,7 +144,7 @@ def test_one_flipped_bit_in_any_file_is_found_and_named(run: RunDirectory, files
     path = save(run, files, 2)
     checkpoint.check_digests(path)
     names = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
-    assert {"learner/policy", "policy/config.json", "replay/store.json", "progress.json", "digests.json"} <= set(names)
+    assert {"learner/policy", "policy/config.json", "sources/store.json", "progress.json", "digests.json"} <= set(names)
     for name in set(names) - {"digests.json"}:
         whole = (path / name).read_bytes()
         (path / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
@@ -253,7 +252,7 @@ def test_a_best_checkpoint_that_is_written_again_is_best_by_its_new_success(run:
     save(run, files, 2, success=0.5)
     save(run, files, 4, success=0.75)
     write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iteration 4 is repeated
-    files.replay.fail = True
+    files.sources.fail = True
     with pytest.raises(CheckpointError):
         save(run, files, 4, success=0.25)
     assert checkpoint.best(run) == checkpoint.Best(4, 0.75)  # it is still there
@@ -261,7 +260,7 @@ def test_a_best_checkpoint_that_is_written_again_is_best_by_its_new_success(run:
     with pytest.raises(CheckpointError):
         save(run, files, 4, success=0.25)
     assert checkpoint.best(run) == checkpoint.Best(4, 0.75)
-    files.replay.fail = False
+    files.sources.fail = False
     save(run, files, 4, success=0.25)
     assert checkpoint.best(run) == checkpoint.Best(4, 0.25)
     save(run, files, 4)

@@ -10,62 +10,61 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
-from core.records import Episode, Finish, Imitated, Judged, Problem, Scored, Start, Trajectory, Verdict
+from core.records import Episode, Finish, IntArray, Problem, Rollout, Start, Use, Verdict
+from core.sources import StartSource, roots
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
-from replay.stats import combine
 from tests.trainer.examples import SECONDS
-from trainer.collect import collect_metrics
+from trainer.collect import collect_metrics, erroneous_share, erroneous_states
 from trainer.metrics import IterationMetrics
-from trainer.records import Batch, Components, IterationResult
-from trainer.starts import fresh_starts
+from trainer.run import Report, Run
 
-START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
-EMPTY = combine([], requested=8, sampled=0)
+PROBLEM = Problem("p", np.array([1, 2], np.int32), "gold")
+START, OTHER = roots([PROBLEM, replace(PROBLEM, id="q")], 2, seed=0)
 NUMBERS = {entry.name: (index + 1) / 64 for index, entry in enumerate(fields(UpdateStats))}  # all different
 STATS = replace(UpdateStats(**NUMBERS), policy_trained=True, critic=True)  # type: ignore[arg-type]
 POLICY = {"policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm"}
 
 
-def scored(start: Start, length: int, correct: bool) -> Scored:
+def scored(start: Start, length: int, correct: bool) -> Rollout:
     zeros = np.zeros(length, np.float32)
     finish = Finish.STOP if correct else Finish.LENGTH
-    trajectory = Trajectory(start, 0, np.zeros(length, np.int32), zeros, np.zeros(length, np.int32), finish)
-    return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, zeros)
+    verdict = Verdict(float(correct), correct, judge_failed=not correct)
+    ids = np.zeros(length, np.int32)
+    return Rollout(start, 0, ids, zeros, ids, finish, verdict=verdict, values=zeros, proximal=zeros, reference=zeros)
 
 
-def collected(iteration: IterationResult, tokens_before: int = 0, *, find_wrong: bool = False) -> IterationMetrics:
-    """With two engines that have worked for 3.25 seconds in this iteration. Responses over 4 tokens are wrong."""
+class Store(StartSource):
+    """A source that knows a number."""
+
+    def metrics(self) -> dict[str, float]:
+        return {"store_hit_rate": 0.25}
+
+
+def too_long(_problem: str, response: IntArray) -> bool:
+    """Responses over 4 tokens are wrong."""
+    return response.size > 4
+
+
+def collected(iteration: Report, tokens_before: int = 0, *, find_wrong: bool = False) -> IterationMetrics:
+    """With two engines that have worked for 3.25 seconds in this iteration."""
     queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
     parts = SimpleNamespace(
-        actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0, dropped=0),
-        replay=SimpleNamespace(stats=lambda: EMPTY),
-        pipeline=SimpleNamespace(finished=1),
-        task=SimpleNamespace(prefix_is_wrong=lambda _, response: bool(response.size > 4), weights={}),
+        pool=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0, dropped=0),
+        sources=Store(),
+        engines=SimpleNamespace(finished=1),
+        task=SimpleNamespace(weights={}),
         boundaries=lambda response: np.array([n for n in (2, 6) if n < len(response)], np.int32),
-        by_id={},
+        problems={},
+        is_wrong=too_long if find_wrong else None,
     )
     return collect_metrics(
-        cast(Components, parts),
-        iteration,
-        SECONDS,
-        tokens_before=tokens_before,
-        busy_before=10.0,
-        evaluation=None,
-        find_wrong=find_wrong,
+        cast(Run, parts), iteration, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
     )
 
 
-def result(
-    number: int,
-    trained: list[Scored],
-    stats: UpdateStats,
-    dropped: Sequence[Judged] = (),
-    imitated: Sequence[Imitated] = (),
-) -> IterationResult:
-    batch = Batch([item.judged for item in trained], [*dropped])
-    report = BroadcastReport(number, Gap(1e-6, 4e-6))
-    return IterationResult(number, batch, trained, stats, report, [*imitated])
+def result(number: int, rollouts: Sequence[Rollout], stats: UpdateStats) -> Report:
+    return Report(number, [*rollouts], stats, BroadcastReport(number, Gap(1e-6, 4e-6)))
 
 
 def measured(stats: UpdateStats) -> IterationMetrics:
@@ -80,7 +79,7 @@ def test_shares_and_sums_by_hand() -> None:
     assert metrics.judge_failures == 1
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
-    assert metrics.store_hit_rate == 0.0  # 0 of 8
+    assert (metrics.store_hit_rate, metrics.store_states) == (0.25, 0)  # what a source says; 0 of what none says
 
 
 def test_rewards_and_steps_of_environments_by_hand() -> None:
@@ -89,9 +88,8 @@ def test_rewards_and_steps_of_environments_by_hand() -> None:
     for correct, rewards, repeated in ((True, ((1, 0.25), (2, 1.0)), 2), (False, ((2, 0.0),), 0)):
         row = scored(START, 3, correct)
         episode = Episode(rewards, 1.25, len(rewards) + repeated, repeated=repeated)
-        one = replace(row.judged, trajectory=replace(row.trajectory, episode=episode))
         steps = np.array([0, 0.25, 0], np.float32) if correct else None
-        rows.append(replace(row, judged=replace(one, step_rewards=steps)))
+        rows.append(replace(row, episode=episode, step_rewards=steps))
     metrics = collected(result(1, rows, STATS))
     assert metrics.reward == (1.25 + 0) / 2
     assert (metrics.environment_steps, metrics.repeated_steps) == (2 + 2 + 1, 2)
@@ -101,19 +99,18 @@ def test_rewards_and_steps_of_environments_by_hand() -> None:
 def test_each_of_several_rewards_is_a_mean_over_the_responses_to_which_it_applies() -> None:
     parts = [(("right", 1.0), ("form", 0.5)), (("right", 0.0),)]
     rows = [scored(START, 3, correct) for correct in (True, False)]
-    told = [
-        replace(row.judged, verdict=replace(row.judged.verdict, parts=own))
-        for row, own in zip(rows, parts, strict=True)
-    ]
-    metrics = collected(result(1, [replace(row, judged=one) for row, one in zip(rows, told, strict=True)], STATS))
+    judged = [replace(row, verdict=replace(row.verdict, parts=own)) for row, own in zip(rows, parts, strict=True)]
+    metrics = collected(result(1, judged, STATS))
     assert metrics.rewards == {"form": 0.5, "right": 0.5}
 
 
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
-    dropped = scored(START, 5, False).judged
-    metrics = collected(
-        result(1, [scored(START, 3, True)], STATS, [dropped], [Imitated(scored(START, 9, True), 0.5)] * 3)
+    dropped, imitated = (
+        replace(scored(START, 5, False), use=Use.COUNT),
+        replace(scored(START, 9, True), use=Use.IMITATE),
     )
+    valued = replace(imitated, use=Use.VALUE)
+    metrics = collected(result(1, [scored(START, 3, True), dropped, *[imitated] * 3, valued], STATS))
     assert metrics.generated_tokens == 3 + 5
     assert metrics.root_success == 0.5
     assert metrics.resampled_starts == 1
@@ -123,7 +120,7 @@ def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
 def test_shares_of_wrong_texts_are_measured_where_they_are_excluded() -> None:
     names = ("erroneous_share", "erroneous_states", "erroneous_imitated", "lucky_share")
     rows = [scored(START, 3, True), scored(START, 10, True), scored(START, 10, False)]
-    one = result(1, rows, STATS, (), [Imitated(row, 1.0) for row in rows[:2]])
+    one = result(1, [*rows, *(replace(row, use=Use.IMITATE) for row in rows[:2])], STATS)
     found = collected(one, find_wrong=True)
     # states after 2 and 6 tokens: two of five are wrong; nothing is replayed
     assert [getattr(found, name) for name in names[1:]] == [2 / 5, 1 / 2, 1 / 2]
@@ -141,8 +138,7 @@ def test_no_critic_numbers_without_a_critic() -> None:
 def test_staleness_and_idle_shares_by_hand() -> None:
     new, old = scored(START, 3, True), scored(START, 5, False)
     versions = np.array([4, 5, 5, 6, 6], np.int32)
-    old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
-    new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
+    old, new = replace(old, versions=versions), replace(new, versions=np.full(3, 6, np.int32))
     iteration = result(7, [new, old], STATS)  # trained at version 6
     metrics = collected(iteration)
     assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens
@@ -164,3 +160,24 @@ def test_no_policy_numbers_while_only_the_critic_learns() -> None:
     metrics = measured(replace(STATS, policy_trained=False))
     assert {name for name in POLICY if math.isnan(getattr(metrics, name))} == POLICY
     assert metrics.value_loss == NUMBERS["value_loss"]
+
+
+def wrong_from_9(problem: str, response: IntArray) -> bool | None:
+    """What contains a 9 is wrong; nothing is known of problem q."""
+    return None if problem == "q" else 9 in response.tolist()
+
+
+def ids(*tokens: int) -> IntArray:
+    return np.array(tokens, np.int32)
+
+
+def test_erroneous_shares_count_what_can_be_told() -> None:
+    texts = [("p", ids(9)), ("p", ids(1)), ("p", ids(2)), ("p", ids(3)), ("q", ids(9))]
+    assert erroneous_share(texts, wrong_from_9) == 0.25  # 1 of 4
+    assert math.isnan(erroneous_share(texts[4:], wrong_from_9))
+    told = [(START, ids(7, 8, 9, 10, 11)), (START, ids(7, 8)), (OTHER, ids(9, 9))]
+    rollouts = [replace(scored(start, tokens.size, True), tokens=tokens) for start, tokens in told]
+    # States after every token but the last: 4 + 1. Those of lengths 3 and 4 contain the 9.
+    every = lambda response: np.arange(1, len(response), dtype=np.int32)  # noqa: E731
+    assert erroneous_states(rollouts, every, wrong_from_9) == 2 / 5
+    assert math.isnan(erroneous_states(rollouts[2:], every, wrong_from_9))

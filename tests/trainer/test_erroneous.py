@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from core.config import Columns, ReplayConfig, TaskConfig
-from core.records import Finish, Judged, Trajectory
+from core.records import Finish, Rollout
+from core.sources import Progress, roots
 from replay.boundaries import TokenTable, boundaries
+from replay.cutting import IsWrong
+from replay.imitation import Imitation
+from replay.source import Cutting, Replay
 from replay.store import ReplayStore
 from tasks.limits import TokenLimits
 from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
-from trainer.starts import IsWrong, cut_trajectories, erroneous_states, fresh_starts
+from trainer.collect import erroneous_states
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 GOOD = "She sold 48/2 = 24 clips.\nThat makes 48+24 = 72.\n#### 72"
@@ -36,25 +40,28 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
     built.close()
 
 
-def rollouts(task: Task, *texts: str) -> list[Judged]:
+def rollouts(task: Task, *texts: str) -> list[Rollout]:
     """Judged rollouts of one problem."""
-    start, made = fresh_starts(task.train[:1], len(texts), 0, 1)[0], []
+    start, made = roots(task.train[:1], len(texts), 0)[0], []
     for sample, text in enumerate(texts):
         tokens = np.array([*task.tokenizer(text)["input_ids"], task.tokenizer.eos_token_id], np.int32)
         log_p, zeros = np.full(tokens.size, -0.1, np.float32), np.zeros(tokens.size, np.int32)
-        made.append(Trajectory(start, sample, tokens, log_p, zeros, Finish.STOP))
+        values = np.zeros(tokens.size, np.float32)
+        made.append(Rollout(start, sample, tokens, log_p, zeros, Finish.STOP, values=values))
     return task.judge(made)
 
 
-def stored(task: Task, judged: list[Judged], folder: Path, is_wrong: IsWrong | None) -> tuple[list[str], list[str]]:
+def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | None) -> tuple[list[str], list[str]]:
     """The texts of the states that a store keeps of the rollouts, and of the successes that it has for imitation."""
-    config = ReplayConfig(ranking="uniform", imitated=32)
+    config, at = ReplayConfig(ranking="uniform"), Progress(0, 1, 10, 1, version=1)
+    problems = {problem.id: problem for problem in task.train}
     store = ReplayStore(config, vocabulary=200, directory=folder, fingerprint="task", local=True)
     ends = partial(boundaries, table=TokenTable.from_tokenizer(task.tokenizer), rule="line", stride=0)
-    values = [np.zeros(item.trajectory.tokens.size, np.float32) for item in judged]
-    store.add(cut_trajectories(judged, values, ends, 1, is_wrong=is_wrong))
+    imitation = Imitation(32, problems, is_wrong)
+    for source in (Replay(config, store, problems, Cutting(ends, 200, is_wrong), stale=0), imitation):
+        source.observe(judged, at)
     states = [task.decode(state.prefix_ids) for state in store.sample(100, seed=0)]
-    return sorted(states), [task.decode(each.response_ids) for each in store.successes(seed=0, version=1)]
+    return sorted(states), [task.decode(each.response_ids) for each in imitation.repeat([], at)]
 
 
 def test_states_end_before_the_false_equation_and_a_lucky_success_is_not_imitated(task: Task, tmp_path: Path) -> None:

@@ -1,173 +1,157 @@
-"""Renewing stale values: what is charged to which phase, and when it is done at all."""
+"""A whole iteration, by hand: what is started, trained on, imitated and remembered, and when it fails."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from core.config import Config
+from core.config import ReplayConfig
 from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
-from core.load import override
-from core.records import FloatArray, Problem, Provenance, ReplayedState, Verdict
-from tests.resolved import without_auto
-from trainer import build
-from trainer.batches import check_verdicts
-from trainer.loop import broadcast, iterate
-from trainer.memory import begun_refresh, finish_refresh
+from core.records import Rollout, Start, Use, used
+from core.sources import Progress, StartSource
+from replay.imitation import Imitation
+from replay.source import Cutting, Replay
+from replay.store import ReplayStore
+from tasks.sampling import Fresh, UniformSampler
+from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, every_token, fake_run
+from trainer.loop import iterate
 from trainer.metrics import PhaseClock
-from trainer.records import Components, IterationSettings
-
-PROBLEM = Problem("p", np.array([1], np.int32), "gold")
-STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_FAILED, 0) for key in (7, 8)]
+from trainer.run import Report, Run, Sources
 
 
-@dataclass
-class Run:
-    """Store, learner and engines with two stale states; keeps what happens, in order, with its phase."""
-
-    version: int = 3
-    phases: list[str] = field(default_factory=list)
-    seen: list[Any] = field(default_factory=list)
-    told: list[tuple[list[int], list[float], int]] = field(default_factory=list)
-
-    @cached_property
-    def clock(self) -> PhaseClock:
-        return PhaseClock(self.phases.append)
-
-    def note(self, what: str) -> None:
-        self.seen.append((what, self.phases[-1] if self.phases else None))
-
-    def top(self, count: int, older_than: int) -> list[ReplayedState]:
-        self.note("top")
-        return STALE[: count if older_than else 0]
-
-    def revalue(self, states: list[ReplayedState], values: FloatArray, version: int) -> None:
-        self.note("revalue")
-        self.told.append(([state.key for state in states], values.tolist(), version))
-
-    def begin_values(self, queries: list[Any]) -> Callable[[], list[FloatArray]]:
-        self.note("begin")
-        assert [query.trajectory.response_ids.tolist() for query in queries] == [[7, 0], [8, 0]]
-
-        def values() -> list[FloatArray]:
-            self.note("valued")
-            return [np.array([value], np.float32) for value in (np.nan, 0.25)]
-
-        return values
-
-    def values(self, queries: list[Any]) -> list[FloatArray]:
-        return self.begin_values(queries)()
-
-    def generate(self, _starts: Any, _sampling: Any) -> list[Any]:
-        self.note("generate")
-        return []
-
-    def parts(self) -> Components:
-        return cast(
-            Components, SimpleNamespace(replay=self, learner=self, actors=self, by_id={"p": PROBLEM}, pipeline=None)
-        )
+def answer(start: Start, sample: int) -> tuple[list[int], bool]:
+    """The first sample from a root is right: 7 8 9. The others say 7 8 1. What continues a state is always right."""
+    if start.replayed:
+        return [9, 9][: 3 - start.prefix_ids.size], True
+    return ([7, 8, 9], True) if sample == 0 else ([7, 8, 1], False)
 
 
-def renewing(count: int, *fields: str) -> IterationSettings:
-    replayed = ["--replay.ratio", "0.5", "--replay.refresh", str(count)]
-    return build.iteration_settings(without_auto(override(Config(), [*replayed, *fields])))
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant", imitated=2)
+    made = ReplayStore(config, vocabulary=100, directory=tmp_path, fingerprint="", local=True)
+    yield made
+    made.close()
 
 
-def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
-    run = Run()
-    stale = begun_refresh(run.parts(), renewing(2))
-    assert stale is not None
-    run.version = 4  # what was asked of a critic is stored as that critic's
-    finish_refresh(run.parts(), stale, run.clock)
-    assert run.seen[2:] == [("valued", "score"), ("revalue", "replay")]
-    assert run.told == [([8], [0.25], 3)]
-    assert begun_refresh(run.parts(), renewing(0)) is None
-    assert len(run.seen) == 4
+def run_with(store: ReplayStore, engines: FakeEngines, learner: FakeLearner) -> Run:
+    config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant")
+    replay = Replay(config, store, PROBLEMS, Cutting(every_token, 8), stale=1, lost=engines.take_lost)
+    others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation(2, PROBLEMS)}
+    return fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), others))
 
 
-def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run()
-    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match="gave a rollout"):
-        iterate(run.parts(), renewing(2), 1, run.clock, Interruption())
-    assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
+def iteration(run: Run, number: int) -> Report:
+    return iterate(run, run.at(number), PhaseClock(), Interruption())
 
 
-def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run()
-    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match="gave a rollout"):
-        iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock, Interruption())
-    assert [what for what, _ in run.seen] == ["top", "begin", "valued", "generate"]
+def test_two_iterations_by_hand(store: ReplayStore) -> None:
+    engines, learner = FakeEngines(answer), FakeLearner()
+    run = run_with(store, engines, learner)
+    first = iteration(run, 1)
+    assert engines.asked == [["1.f0", "1.f1", "1.f2", "1.f3"]]  # the store is empty
+    # Two samples of each of four problems: 7 8 9 is right. States after 7 and after 7 8 are the same for both.
+    assert [rollout.verdict.correct for rollout in first.trained] == [True, False] * 4
+    assert (len(store), first.imitated, first.broadcast.version) == (4 * 2, [], 1)
+
+    second = iteration(run, 2)
+    fresh, replayed = engines.asked[1][:2], engines.asked[1][2:]
+    assert (fresh, replayed) == (["2.f0", "2.f1"], ["2.r0", "2.r1"])  # half of the four
+    # Half of the samples of the first four problems were right: one answer of each is kept, and two are repeated.
+    assert [(rollout.use, rollout.tokens.tolist(), rollout.weight) for rollout in second.imitated] == [
+        (Use.IMITATE, [7, 8, 9], 0.5 ** (1 / 32))
+    ] * 2  # one weight version old
+    (valued,) = used(second.rollouts, Use.VALUE)  # its value was of version 0
+    assert valued.start.replayed
+    assert {len(rollout.start.prefix_ids) for rollout in second.trained if rollout.start.replayed} <= {1, 2}
+    assert store.stats().outcomes == store.stats().solved == 2 * 2  # two states, two samples each
+    assert [len(update) for update in learner.updates] == [8, 8 + 2 + 1]
+    assert run.sources.metrics()["store_states"] == len(store)
 
 
-@dataclass
-class Learner:
-    """Has finished an update; its broadcast meets `error`."""
+def test_a_start_that_no_engine_can_generate_leaves_the_store(store: ReplayStore) -> None:
+    engines = FakeEngines(answer)
+    run = run_with(store, engines, FakeLearner())
+    iteration(run, 1)
+    before = len(store)
+    engines.lost = run.sources.propose(4, run.at(2))[2:]
+    iteration(run, 2)
+    keys = {start.state_key for start in engines.lost}
+    assert keys.isdisjoint(state.key for state in store.sample(99, seed=0))
+    assert before == 8
 
-    error: Exception
-    version: int = 4
 
-    def broadcast(self, _engines: Any) -> None:
-        self.version += 1
-        raise self.error
+def test_starts_of_equal_rewards_are_replaced_and_only_count(store: ReplayStore) -> None:
+    """Only the second start of the first round differs in its rewards, and both of the second."""
+    engines = FakeEngines(lambda start, sample: ([7, sample], sample == 0 and start.id in ("1.f1", "1.f100000")), 2)
+    learner = FakeLearner()
+    run = fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}), rounds=3)
+    report = iteration(run, 1)
+    assert engines.asked == [["1.f0", "1.f1"], ["1.f100000"]]
+    assert [rollout.start.id for rollout in report.trained] == ["1.f1", "1.f1", "1.f100000", "1.f100000"]
+    assert [rollout.start.id for rollout in used(report.rollouts, Use.COUNT)] == ["1.f0"] * 2
+    assert len(report.generated) == 6
 
 
-def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_does() -> None:
-    def parts(error: Exception) -> Components:
-        return cast(Components, SimpleNamespace(learner=Learner(error), actors=None))
+class Own(StartSource):
+    """A user's own source: always problem 7."""
 
-    for error in (ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")):
-        report, failure = broadcast(parts(error))
-        assert (report.version, report.gap, failure) == (5, None, error)
+    def propose(self, most: int, at: Progress) -> list[Start]:
+        return [Start(f"{at.iteration}.o0", "p7", PROBLEMS["p7"].prompt_ids, PROBLEMS["p7"].prompt_ids, 2, 0)][:most]
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        self.seen = [rollout.start.id for rollout in rollouts]
+
+
+def test_a_users_own_source_takes_its_places_and_sees_everything() -> None:
+    own = Own()
+    engines = FakeEngines(answer)
+    run = fake_run(engines, FakeLearner(), Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {"own": own}))
+    iteration(run, 3)
+    assert engines.asked == [["3.f0", "3.f1", "3.f2", "3.o0"]]
+    assert set(own.seen) == {"3.f0", "3.f1", "3.f2", "3.o0"}
+
+
+def test_a_start_that_must_not_be_trained_on_is_refused_before_it_is_generated() -> None:
+    def refuse(_starts: Sequence[Start]) -> None:
+        raise ValueError("an evaluation problem")
+
+    engines = FakeEngines(answer)
+    run = fake_run(engines, FakeLearner(), Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}, refuse))
+    with pytest.raises(ValueError, match="an evaluation problem"):
+        iteration(run, 1)
+    assert engines.asked == []
+
+
+@pytest.mark.parametrize("error", [ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")])
+def test_engines_lost_in_a_broadcast_do_not_undo_the_update(error: ActorError | WeightError) -> None:
+    learner = FakeLearner(error=error)
+    run = fake_run(FakeEngines(answer), learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}))
+    report = iteration(run, 1)
+    assert (report.broadcast.version, report.broadcast.gap, report.failure) == (1, None, error)
+    assert len(learner.updates) == 1
+
+
+def test_a_learner_lost_in_a_broadcast_does() -> None:
+    learner = FakeLearner(error=LearnerError("rank 0 died"))
+    run = fake_run(FakeEngines(answer), learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}))
     with pytest.raises(LearnerError):
-        broadcast(parts(LearnerError("rank 0 died")))
+        iteration(run, 1)
 
 
-def test_an_iteration_without_any_response_is_refused_before_the_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run()
-    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match=r"^no start of iteration 7 gave a rollout: see log.txt and quarantine/"):
-        iterate(run.parts(), renewing(0), 7, run.clock, Interruption())
-
-
-def test_an_iteration_without_any_verdict_is_refused_before_the_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lost = SimpleNamespace(verdict=Verdict(0.0, False, "judge raised KeyError: 'k' (mine.py, line 3)", True))
-    right = SimpleNamespace(verdict=Verdict(1.0, True))
-    check_verdicts(cast(Any, [lost, right]), 7)
-    told = (
-        r"^none of the 2 responses of iteration 7 has a verdict; "
-        r"the first: judge raised KeyError: 'k' \(mine\.py, line 3\)$"
-    )
-    run = Run()
-    engines, task = SimpleNamespace(generate=lambda *_: [1, 2]), SimpleNamespace(judge=lambda _: [lost, lost])
-    parts = cast(Components, SimpleNamespace(**vars(run.parts()) | {"actors": engines, "task": task}))
-    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    with pytest.raises(ActorError, match=told):
-        iterate(parts, renewing(0), 7, run.clock, Interruption())
-
-
-@pytest.mark.parametrize(
-    ("ranking", "renewed"),
-    [
-        ("value", 64),
-        ("learnability", 64),
-        ("uniform", 0),
-    ],
-)
-def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
-    config = override(Config(), ["--replay.ratio", "0.5", "--replay.ranking", ranking, "--replay.refresh", "64"])
-    assert build.iteration_settings(without_auto(config)).refresh_states == renewed
-    without_replay = override(config, ["--replay.ratio", "0"])
-    assert build.iteration_settings(without_auto(without_replay)).refresh_states == 0
+def test_an_iteration_without_a_response_or_a_verdict_is_refused_before_the_update() -> None:
+    learner = FakeLearner()
+    engines = FakeEngines(answer, starts=0)
+    run = fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}))
+    with pytest.raises(ActorError, match="no start of iteration 7"):
+        iteration(run, 7)
+    engines.starts = 2
+    engines.judge = lambda rollouts: [  # type: ignore[method-assign]
+        replace(one, verdict=replace(one.verdict, detail="judge raised KeyError", judge_failed=True))
+        for one in rollouts
+    ]
+    with pytest.raises(ActorError, match=r"iteration 7 .* judge raised KeyError"):
+        iteration(run, 7)
+    assert learner.updates == []

@@ -19,12 +19,15 @@ from core.errors import ActorError, DivergenceError, LearnerError, LostShardErro
 from core.interruption import Interruption
 from core.records import Sampling, Verdict
 from core.run_directory import RunDirectory, write_atomically
-from trainer import asynchronous, checkpoint, loop, session
+from core.sources import Progress, StartSource
+from tests.trainer.fakes import FakeEngines, FakeLearner, fake_run
+from trainer import checkpoint, loop, session
+from trainer.asynchronous import AsynchronousEngines
 from trainer.checkpoint import RunProgress
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.metrics import PhaseClock
-from trainer.records import Components, IterationSettings
-from trainer.session import Outputs, Schedule, Session, run_session
+from trainer.run import Run as Parts
+from trainer.session import Outputs, Schedule, Session, Training, run_session
 
 GREEDY = Sampling(0.0, 1.0, 8)
 SCHEDULE = Schedule(
@@ -55,14 +58,17 @@ class Engines:
         (folder / "config.json").write_text("{}")
 
 
-def components(engines: Engines) -> Components:
-    """What a session asks of the components itself."""
-    problems = SimpleNamespace(state=lambda: {"position": 7})
+def parts_of(engines: Engines) -> Parts:
+    """What a session asks of the parts itself."""
     task = SimpleNamespace(decode=str, train=[])
-    return cast(
-        Components,
-        SimpleNamespace(pipeline=None, actors=engines, learner=engines, problems=problems, task=task, by_id={}),
-    )
+    training = SimpleNamespace(save=lambda: None)
+    at = lambda iteration: Progress(0, iteration, 4, 1)  # noqa: E731
+    parts = SimpleNamespace(engines=training, pool=engines, learner=engines, task=task, problems={}, at=at)
+    return cast(Parts, parts)
+
+
+def report(number: int, failure: Exception | None = None, trained: tuple[Any, ...] = ()) -> Any:
+    return SimpleNamespace(iteration=number, failure=failure, trained=trained)
 
 
 @dataclass
@@ -81,13 +87,14 @@ class Run:
     stop: Interruption = field(default_factory=Interruption)
     done: bool = False
 
-    def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock, _stop: Interruption) -> Any:
+    def iterate(self, _parts: Any, at: Progress, clock: PhaseClock, _stop: Interruption) -> Any:
+        number = at.iteration
         failure = ActorError(f"died in {self.phase}") if number == self.dies else None
         if failure and self.phase not in ("broadcast", "evaluate"):
             with clock.phase(self.phase):
                 raise LearnerError(str(failure)) if self.phase in ("score", "update") else failure
         lost = failure if self.phase == "broadcast" else None
-        return SimpleNamespace(number=number, failure=lost, scored=[])
+        return report(number, lost)
 
     def evaluate(self, *_: Any) -> Any:
         raise ActorError("died in evaluate")
@@ -111,20 +118,21 @@ class Run:
 
     def start(self, patch: pytest.MonkeyPatch, iterate: Callable[..., Any] | None = None, **replaced: Any) -> None:
         """`replaced`: functions of the session module by name."""
-        functions = {"iterate": iterate or self.iterate, "_evaluate": self.evaluate} | replaced
-        after = functions["_evaluate"]
+        functions = {"iterate": iterate or self.iterate} | replaced
+        after = functions.pop("_evaluate", self.evaluate)
         before = SimpleNamespace(success=0.0, sets={})
-        functions["_evaluate"] = lambda session, number, clock: after(session, number, clock) if number else before
+        patch.setattr(
+            Training, "_evaluate", lambda training, number, clock: after(training, number, clock) if number else before
+        )
         functions["describe_evaluation"] = lambda _: "success 0"
         functions["write_samples"] = lambda *_: None
-        functions["collect_metrics"] = lambda _parts, result, *_, **__: SimpleNamespace(
-            iteration=result.number, total_tokens=0
+        functions["collect_metrics"] = lambda _parts, found, *_, **__: SimpleNamespace(
+            iteration=found.iteration, total_tokens=0
         )
         for name, function in functions.items():
             patch.setattr(session, name, function)
         patch.setattr(checkpoint, "save", self.save)
-        settings = cast(IterationSettings, SimpleNamespace(exclude_wrong=False))
-        parts = Session(components(self.engines), settings, self.schedule, self.run, self.open_outputs)
+        parts = Session(parts_of(self.engines), self.schedule, self.run, self.open_outputs)
         with self.stop.handled():
             self.done = run_session(parts, None, self.stop)
 
@@ -171,11 +179,12 @@ def test_an_engine_with_other_weights_costs_no_iteration(
     iteration 3."""
     run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
 
-    def unfit(_parts: Any, _settings: Any, number: int, *_: Any) -> Any:
+    def unfit(_parts: Any, at: Progress, *_: Any) -> Any:
+        number = at.iteration
         if number == 4 and phase == "generate":
             raise wrong
         failure = wrong if number == 3 and phase == "broadcast" else None
-        return SimpleNamespace(number=number, failure=failure, scored=[])
+        return report(number, failure)
 
     def evaluated(*_: Any) -> Any:
         if phase == "evaluate":
@@ -192,18 +201,16 @@ def test_an_engine_with_other_weights_costs_no_iteration(
 @pytest.mark.parametrize("breaks", ["submit", "finished"])
 @pytest.mark.parametrize("error", [ActorError, WeightError])
 def test_in_asynchronous_mode_engines_are_found_lost_before_the_update(
-    monkeypatch: pytest.MonkeyPatch, breaks: str, error: type[RetrospectError]
+    breaks: str, error: type[RetrospectError]
 ) -> None:
     def lost(*_: Any) -> Any:
         raise error("rollout.max_restarts is used up")
 
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
-    pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
-    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
-    parts = SimpleNamespace(learner=SimpleNamespace(version=0), pipeline=pipeline, replay=None)
-    settings = SimpleNamespace(refresh_states=0)
+    engines = AsynchronousEngines(cast(Any, stream), GREEDY, starts=1, max_staleness=1)
+    parts = replace(fake_run(FakeEngines(lambda *_: ([1], True)), FakeLearner(), StartSource()), engines=engines)
     with pytest.raises(error, match="is used up"):
-        loop.iterate(cast(Components, parts), cast(IterationSettings, settings), 1, PhaseClock(), Interruption())
+        loop.iterate(parts, parts.at(1), PhaseClock(), Interruption())
 
 
 @pytest.mark.parametrize(
@@ -218,11 +225,12 @@ def test_in_asynchronous_mode_engines_are_found_lost_before_the_update(
 def test_a_signal_ends_the_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Any, begun: int, saves: list[int]
 ) -> None:
-    def signalled(_parts: Any, _settings: Any, number: int, clock: PhaseClock, stop: Interruption) -> Any:
+    def signalled(_parts: Any, at: Progress, clock: PhaseClock, stop: Interruption) -> Any:
+        number = at.iteration
         with stop.interruptible() if phase == "generate" else clock.phase(phase):
             if number == begun:
                 os.kill(os.getpid(), signal.SIGTERM)
-        return SimpleNamespace(number=number, failure=None, scored=[])
+        return report(number)
 
     run = Run(RunDirectory.create(tmp_path, "r", "test"))
     run.start(monkeypatch, signalled)
@@ -237,13 +245,13 @@ def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch:
 
     def judged(number: int, failed: bool) -> Any:
         verdict = Verdict(0.0, False, f"judge raised KeyError: {number} (mine.py, line 3)" if failed else "", failed)
-        return SimpleNamespace(judged=SimpleNamespace(verdict=verdict))
+        return SimpleNamespace(verdict=verdict)
 
     run = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, evaluate_every=0))
     run.start(
         monkeypatch,
-        lambda _p, _s, number, *_: SimpleNamespace(
-            number=number, failure=None, scored=[judged(number, False), judged(number, number > 1)]
+        lambda _, at, *__: report(
+            at.iteration, trained=(judged(at.iteration, False), judged(at.iteration, at.iteration > 1))
         ),
         _evaluate=lambda *_: SimpleNamespace(success=0.0, sets={}),
     )
@@ -254,7 +262,7 @@ def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch:
 def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The iteration before it is complete: it is reported and saved."""
 
-    def signalled(session: Session, number: int, clock: PhaseClock) -> Any:
+    def signalled(_training: Training, number: int, clock: PhaseClock) -> Any:
         with clock.phase("evaluate"):
             os.kill(os.getpid(), signal.SIGINT)
             raise AssertionError("the signal did not interrupt")
@@ -262,7 +270,7 @@ def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.
     run = Run(RunDirectory.create(tmp_path, "r", "test"))
     run.start(
         monkeypatch,
-        lambda _p, _s, number, *_: SimpleNamespace(number=number, failure=None, scored=[]),
+        lambda _, at, *__: report(at.iteration),
         _evaluate=signalled,
     )
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
@@ -273,9 +281,8 @@ def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
 ) -> None:
     """It comes while the metrics are written: the learner is already that of iteration 3."""
     run = Run(RunDirectory.create(tmp_path, "r", "test"))
-    wait = SimpleNamespace(number=0, failure=None, scored=[])
 
-    def evaluated(session: Session, number: int, clock: PhaseClock) -> Any:
+    def evaluated(_training: Training, number: int, clock: PhaseClock) -> Any:
         with clock.phase("evaluate"):
             return SimpleNamespace(success=0.0, sets={})
 
@@ -287,7 +294,7 @@ def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
     monkeypatch.setattr(run, "write", write)
     run.start(
         monkeypatch,
-        lambda _p, _s, number, *_: SimpleNamespace(**vars(wait) | {"number": number}),
+        lambda _, at, *__: report(at.iteration),
         _evaluate=evaluated,
     )
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
@@ -328,16 +335,17 @@ def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_th
 ) -> None:
     """Every attempt reaches the iteration after `saved`."""
 
-    def die(_parts: Any, _settings: Any, number: int, *_: Any) -> Any:
+    def die(_parts: Any, at: Progress, *_: Any) -> Any:
+        number = at.iteration
         if number > saved:
             raise error("learner-rank-0 died during update")
-        return SimpleNamespace(number=number, failure=None, scored=[])
+        return report(number)
 
     begun: list[Any] = []
 
-    def begin(place: Any, _parts: Any) -> RunProgress:
-        begun.append(place)
-        return RunProgress(saved, {}, 0)
+    def begin(*given: Any) -> RunProgress:
+        begun.append(given[:-1])
+        return RunProgress(saved, 0)
 
     monkeypatch.setattr(checkpoint, "continue_from", begin)
     monkeypatch.setattr(checkpoint, "start_over", begin)
@@ -345,7 +353,7 @@ def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_th
     with pytest.raises(error):
         lossy.start(monkeypatch, die)
     assert lossy.engines.learner_restarts == 2
-    assert begun == [lossy.run.checkpoints / "000002" if saved else {"position": 7}] * 2
+    assert begun == [(lossy.run.checkpoints / "000002",) if saved else ()] * 2
     assert lossy.opened == [0, saved, saved]
     assert capsys.readouterr().out.splitlines() == [
         f"learner-rank-0 died during update: restart {number} of the learner, the run {where}" for number in (1, 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
-from core.records import Judged, Problem
+from core.records import Problem, Rollout
 from core.run_directory import write_atomically
 from trainer.evaluation.scores import Evaluation, Scores
 
@@ -44,19 +44,19 @@ def response_rows(result: Evaluation, task: Task, model: str) -> Iterator[dict[s
     for part in (result, *result.sets.values()):
         for kind, judged in (("greedy", part.greedy), ("sampled", part.sampled)):
             for item in judged:
-                yield {"model": model, "kind": kind, **_row(item, problems[item.trajectory.start.problem_id], task)}
+                yield {"model": model, "kind": kind, **_row(item, problems[item.start.problem_id], task)}
 
 
-def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
+def _row(item: Rollout, problem: Problem, task: Task) -> dict[str, object]:
     return {
         "problem": problem.id,
         "level": problem.level,
         **({"source": problem.source} if problem.source else {}),
         "prompt": problem.question,
         "reference": problem.reference,
-        "sample": item.trajectory.sample,
-        "response": task.decode(item.trajectory.response_ids),
-        "truncated": item.trajectory.finish.truncated,
+        "sample": item.sample,
+        "response": task.decode(item.response_ids),
+        "truncated": item.finish.truncated,
         "reward": item.reward,
         "correct": item.verdict.correct,
         "detail": item.verdict.detail,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import ActorError
-from core.records import Judged, Problem, Sampling, Trajectory
+from core.records import Problem, Rollout, Sampling
 from core.seeds import derive, generator
+from core.sources import roots
 from tasks.pass_at_k import Estimate, bootstrap, majority, pass_at_k, share
-from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
     from tasks.task import Task
-    from trainer.records import Rollouts
+    from trainer.run import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Evaluation:
     truncated: float  # share of greedy responses that used up their token budget
     left_out: int  # problems that no engine could generate, or whose environment dropped an episode
     judge_failures: int  # responses, greedy and sampled, on which the judge failed; they count as wrong
-    greedy: list[Judged]  # one per problem
-    sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
+    greedy: list[Rollout]  # one per problem
+    sampled: list[Rollout]  # `samples` of problem 0, then of problem 1, ...
     sets: dict[str, Evaluation] = field(default_factory=dict)  # of the task's evaluation sets, by label
 
     @property
@@ -70,7 +70,7 @@ class _Row:
     majority: float | None
 
 
-def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evaluation:
+def evaluate_policy(actors: Pool, task: Task, plan: EvaluationPlan) -> Evaluation:
     """Evaluate the held-out problems, and each evaluation set. Raises ActorError as `evaluate_problems`."""
     result = evaluate_problems(actors, task, task.evaluation, plan)
     sets = {}
@@ -80,13 +80,13 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
     return replace(result, sets=sets)
 
 
-def evaluate_problems(actors: Rollouts, task: Task, problems: Sequence[Problem], plan: EvaluationPlan) -> Evaluation:
+def evaluate_problems(actors: Pool, task: Task, problems: Sequence[Problem], plan: EvaluationPlan) -> Evaluation:
     """Generate, judge and summarise what engines can generate. Raises ActorError when that is nothing."""
-    greedy = actors.generate(fresh_starts(problems, 1, plan.seed, iteration=0), plan.greedy)
+    greedy = actors.generate(roots(problems, 1, plan.seed), plan.greedy)
     answered = {item.start.problem_id for item in greedy}
-    sampled: list[Trajectory] = []
+    sampled: list[Rollout] = []
     if plan.samples:
-        starts = fresh_starts(problems, plan.samples, derive(plan.seed, "sampled"), iteration=0)
+        starts = roots(problems, plan.samples, derive(plan.seed, "sampled"))
         sampled = actors.generate(starts, plan.sampled)
         counts = Counter(item.start.problem_id for item in sampled)
         answered &= {name for name, count in counts.items() if count == plan.samples}
@@ -104,8 +104,8 @@ def evaluate_problems(actors: Rollouts, task: Task, problems: Sequence[Problem],
 
 def score_responses(
     problems: Sequence[Problem],
-    greedy: list[Judged],
-    sampled: list[Judged],
+    greedy: list[Rollout],
+    sampled: list[Rollout],
     answers: Mapping[str, Sequence[str | None]],
     seed: int,
     *,
@@ -132,7 +132,7 @@ def score_responses(
         overall=_scores(rows, samples, generator(seed, "bootstrap")),
         levels=_grouped(lambda problem: problem.level),
         sources={label: scores for label, scores in by_source.items() if label},
-        truncated=float(np.mean([item.trajectory.finish.truncated for item in greedy])),
+        truncated=float(np.mean([item.finish.truncated for item in greedy])),
         left_out=left_out,
         judge_failures=sum(item.verdict.judge_failed for item in (*greedy, *sampled)),
         greedy=greedy,

@@ -13,7 +13,7 @@ from core.environments.protocol import Answer, Messages, load_environment
 from core.environments.served import Served
 from core.environments.turns import TurnTokens
 from core.errors import ConfigError, DataError
-from core.records import Finish, IntArray, Start, Trajectory, World
+from core.records import Finish, IntArray, Rollout, Start, World
 from tasks.synthetic.corpus import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789+-*=[]#\nero")
@@ -124,7 +124,7 @@ def test_states_begin_after_answers_and_never_inside_or_before_one() -> None:
     start = Start("s", "p", np.array([9], np.int32), np.array([0, 1], np.int32), 1, seed=0)
     mask = np.array([1, 1, 0, 0, 1, 0, 1, 1], np.bool_)  # lengths 2 .. 9: continuation token L - 2 comes next
     tokens = np.arange(2, 10, dtype=np.int32)
-    trajectory = Trajectory(start, 0, tokens, np.zeros(8, np.float32), np.zeros(8, np.int32), Finish.STOP, mask)
+    trajectory = Rollout(start, 0, tokens, np.zeros(8, np.float32), np.zeros(8, np.int32), Finish.STOP, mask)
 
     def _every(response: IntArray) -> IntArray:
         return np.arange(1, len(response), dtype=np.int32)

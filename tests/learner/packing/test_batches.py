@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from core.config import Aggregation, AlgorithmConfig
-from core.records import Scored
+from core.records import Rollout
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
 from learner.objective import policy_objective, value_objective
@@ -40,18 +40,21 @@ def batch(policy: PolicyModel, seed: int) -> TargetBatch:
     return compute_targets(near(policy, seed), AlgorithmConfig(), 0)
 
 
-def near(policy: PolicyModel, seed: int) -> list[Scored]:
+def near(policy: PolicyModel, seed: int) -> list[Rollout]:
     """Trajectories whose proximal log-probabilities are near the policy's own, as after some steps of an update."""
     rng = np.random.default_rng(seed)
     judged = forked(make_judged(seed, COUNT))
-    rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
+    rows = [Row(j.sequence_ids, len(j.start.context_ids)) for j in judged]
     with torch.no_grad():
         logprobs, _ = policy(line_on(micro_batch(rows), CPU), 0.7)
     close = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
     parts = np.split(close, np.cumsum([row.scored for row in rows])[:-1])
     values = [rng.uniform(0, 1, len(p)).astype(np.float32) for p in parts]
-    scored = [Scored(j, v, p, p - np.float32(0.1)) for j, v, p in zip(judged, values, parts, strict=True)]
-    return [replace(s, judged=replace(s.judged, trajectory=replace(s.trajectory, logprobs=s.proximal))) for s in scored]
+    scored = [
+        replace(j, values=v, proximal=p, reference=p - np.float32(0.1))
+        for j, v, p in zip(judged, values, parts, strict=True)
+    ]
+    return [replace(s, logprobs=s.proximal) for s in scored]
 
 
 def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> tuple[float, list[Tensor]]:
@@ -116,7 +119,7 @@ def whole(prepared: TargetBatch, budget: int = 10**6, ranks: int = 1) -> Assignm
 
 def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple[PolicyModel, ValueModel]) -> None:
     scored = near(models[0], 4)
-    assert any(len(s.trajectory.start.prefix_ids) for s in scored)
+    assert any(len(s.start.prefix_ids) for s in scored)
     found = []
     for version in (scored, [as_prompt(s) for s in scored]):
         prepared = compute_targets(version, AlgorithmConfig(), 0)
@@ -158,7 +161,7 @@ def test_context_gets_no_gradient(models: tuple[PolicyModel, ValueModel]) -> Non
 
 
 def test_results_find_their_way_back_to_their_rows() -> None:
-    rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in make_judged(2)]
+    rows = [Row(j.sequence_ids, len(j.start.context_ids)) for j in make_judged(2)]
     assignment = assign_trees([row.tokens for row in rows], 40, 3)
     flats = [[b.targets[b.copies].astype(np.float32) for b in rank] for rank in input_batches(assignment, rows)]
     for row, got in zip(rows, results_by_row(assignment, rows, flats), strict=True):

@@ -12,19 +12,11 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
-from core.records import (
-    Finish,
-    FloatArray,
-    IntArray,
-    Judged,
-    Problem,
-    Start,
-    Trajectory,
-    Verdict,
-)
+from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
+from core.sources import Progress, root_start, state_start
+from replay.cutting import cut
 from replay.store import ReplayStore
 from replay.table import Table
-from trainer.starts import cut_trajectories, fresh_starts, outcomes, replayed_starts
 
 SAMPLES = 4
 Chance = Callable[[int, int], float]
@@ -41,30 +33,38 @@ class Loop:
     problem: Problem
     version: int = 0
 
-    def rollout(self, start: Start, correct: bool) -> Judged:
+    @property
+    def at(self) -> Progress:
+        return Progress(0, self.version, 10**6, SAMPLES, self.version)
+
+    def rollout(self, start: Start, correct: bool) -> Rollout:
         tokens = self.rng.integers(0, 1000, self.size - start.prefix_ids.size).astype(np.int32)
         log_p, versions = np.full(tokens.size, -0.1, np.float32), np.full(tokens.size, self.version, np.int32)
-        return Judged(Trajectory(start, 0, tokens, log_p, versions, Finish.STOP), Verdict(float(correct), correct))
+        values = np.full(tokens.size, 0.5, np.float32)  # a critic that knows nothing
+        verdict = Verdict(float(correct), correct)
+        return Rollout(start, 0, tokens, log_p, versions, Finish.STOP, verdict=verdict, values=values)
 
-    def offer(self, judged: list[Judged]) -> None:
-        """What `trainer.memory` does with what was judged."""
-        self.store.record(outcomes(judged))
-        self.store.add(cut_trajectories(judged, halves(judged), every_token, self.version))
+    def offer(self, rollouts: list[Rollout]) -> None:
+        """What `replay.source` does with what was scored."""
+        self.store.record([rollout for rollout in rollouts if rollout.start.replayed])
+        self.store.add([cut(rollout, every_token, 1000) for rollout in rollouts], self.version)
 
     def roots(self, count: int) -> list[Start]:
-        return fresh_starts([self.problem] * count, SAMPLES, 0, self.version)
+        return [root_start(self.problem, self.at, index) for index in range(count)]
 
     def turn(self, chance: Chance, starts: int = 1, roots: int = 0) -> list[int]:
         """One iteration; the lengths of the states that were replayed."""
         self.version += 1
         drawn = self.store.sample(starts, self.version)
-        begun = replayed_starts(drawn, {"p": self.problem}, SAMPLES, 0, self.version)
-        judged = [
+        begun = [
+            state_start(self.problem, state.prefix_ids, state.key, self.at, index) for index, state in enumerate(drawn)
+        ]
+        rollouts = [
             self.rollout(start, bool(self.rng.random() < chance(start.prefix_ids.size, self.version)))
             for start in [*begun, *self.roots(roots)]
             for _ in range(SAMPLES if start.replayed else 1)
         ]
-        self.offer(judged)
+        self.offer(rollouts)
         return [len(state.prefix_ids) for state in drawn]
 
     def rows(self) -> Table:
@@ -74,11 +74,6 @@ class Loop:
 
 def every_token(response: IntArray) -> IntArray:
     return np.arange(1, len(response), dtype=np.int32)
-
-
-def halves(judged: list[Judged]) -> list[FloatArray]:
-    """A critic that knows nothing."""
-    return [np.full(item.trajectory.tokens.size, 0.5, np.float32) for item in judged]
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 import launch
 from core.config import ReplayConfig
 from core.errors import ConfigError
-from core.records import CutTrajectory, Outcome, Provenance
+from core.records import Provenance
 from core.sections.registry import names
 from replay.rankings.find import check_ranking
 from replay.shard import Shard
+from tests.replay.made import outcome, outcomes, states
 from tests.replay.test_store import NEWEST, opened
 
 MODULE = '''
@@ -83,12 +84,12 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
     tokens, values = np.arange(10, dtype=np.int32), np.full(2, 0.5, np.float32)
     for provenance, last in ((Provenance.OWN_SUCCESSFUL, 8), (Provenance.OWN_FAILED, 9)):
         ids, lengths = tokens + 10 * provenance, np.array([2, last], np.int32)
-        store.add([CutTrajectory(f"p{i}", ids, lengths, values, provenance, 0.0, 1) for i in range(4)])
+        store.add([states(f"p{i}", ids, lengths, values, provenance) for i in range(4)], 1)
     # own successes at 2 and 8 of 10 tokens have the priorities 0.8 and 0.2: e^(0.6 / 0.05) = 163,000 to 1
     assert {len(state.prefix_ids) for state in store.sample(4, seed=1)} == {2}
     assert len(store.sample(99, seed=2)) == 8
     best = store.top(8, NEWEST)
-    store.record([Outcome(state.key, state.problem_id, True, 1) for state in best])
+    store.record(outcomes(best, True, 1))
     store.save(tmp_path / "checkpoint")
     again = opened(tmp_path / "again", 1, local=True, ranking="own_ranking:Shallow")
     again.restore(tmp_path / "checkpoint")
@@ -101,10 +102,9 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
 
 def test_a_ranking_without_words_still_tells_that_it_is_the_ranking(tmp_path: Path) -> None:
     store = opened(tmp_path, 1, local=True, ranking="own_ranking:Silent")
-    one, value = np.array([3], np.int32), np.array([0.5], np.float32)
-    store.add([CutTrajectory("p", np.arange(9, dtype=np.int32), one, value, Provenance.OWN_FAILED, 0.0, 1)])
+    store.add([states("p", range(9), [3], [0.5])], 1)
     (state,) = store.sample(1, seed=0)
-    store.record([Outcome(state.key, "p", False, 1)])
+    store.record([outcome(state.key, "p", False, 1)])
     assert store.sample(1, seed=0) == []
     assert store._actors[0]._shard.why_not().tolist() == ["its ranking gives it no priority"]
 

@@ -11,7 +11,8 @@ from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
 from core.errors import ConfigError, DataError
 from core.protocols import Case
-from core.records import Episode, Finish, Start, Trajectory, Verdict
+from core.records import EMPTY, Episode, Finish, Rollout, Start, Verdict
+from core.sources import roots
 from tasks.dialogue.chat import Message
 from tasks.judging import EpisodeJudge, check_judge, start_judge
 from tasks.kinds import judged_by_model, rollout_settings
@@ -20,7 +21,6 @@ from tasks.problems import Item, Items, LeftOut, encode_problems
 from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import build_task, step_rewards
 from tasks.worlds.problems import with_worlds
-from trainer.starts import canonical_rollouts, fresh_starts
 
 CALCULATING, CALLS = "bench.tasks.calculator:calculator", "bench.tasks.calculator:Calculator"
 TOKENIZER = character_tokenizer(CALCULATOR.alphabet)
@@ -44,12 +44,14 @@ def test_no_state_of_a_canonical_solution_is_inside_an_answer() -> None:
     (problem,) = split.train
     assert problem.world is not None
     assert (problem.world.id, problem.world.reference, problem.world.opening) == (problem.id, "12*7", digest([]))
-    (start,) = fresh_starts([problem], 1, 0, 1)
+    (start,) = roots([problem], 1, 0)
     assert start.world == problem.world
-    (rollout,) = canonical_rollouts([start], {problem.id: problem})
-    every = rollout.trajectory.states(lambda response: np.arange(1, len(response), dtype=np.int32))
+    assert problem.solution_ids is not None
+    tokens, zeros = problem.solution_ids, np.zeros(problem.solution_ids.size, np.int32)
+    rollout = Rollout(start, 0, tokens, zeros.astype(np.float32), zeros, Finish.STOP, problem.solution_mask)
+    every = rollout.states(lambda response: np.arange(1, len(response), dtype=np.int32))
     assert every.tolist() == [1, 2, 3, 4, 5, 10, 11, 12, 13]  # not 6 (before the answer 84]\n) to 9
-    assert rollout.trajectory.states(lambda _: np.zeros(0, np.int32)).tolist() == [10]
+    assert rollout.states(lambda _: EMPTY).tolist() == [10]
     assert asked([right], canonical=False)[0].solution_mask is None
 
 
@@ -84,15 +86,15 @@ def test_a_task_that_its_environment_judges() -> None:
     assert check_judge(recipe.task, []) == "judge: the environment"
 
 
-def trajectory(episode: Episode) -> Trajectory:
+def trajectory(episode: Episode) -> Rollout:
     """Four tokens of the policy, an answer of one after the second."""
     start = Start("s", "p", np.zeros(1, np.int32), np.zeros(0, np.int32), 1, 0)
     mask = np.array([1, 1, 0, 1, 1], np.bool_)
     zeros = np.zeros(5, np.int32)
-    return Trajectory(start, 0, zeros, zeros.astype(np.float32), zeros, Finish.STOP, mask, episode)
+    return Rollout(start, 0, zeros, zeros.astype(np.float32), zeros, Finish.STOP, mask, episode)
 
 
-def case(one: Trajectory) -> Case:
+def case(one: Rollout) -> Case:
     return Case("", "", episode=one.episode, tokens=one.tokens.size)
 
 
@@ -122,13 +124,13 @@ def test_a_task_with_an_environment_judges_text_and_turns() -> None:
     )
     settings = RolloutConfig(environment=CALLS)
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
-    (start,) = fresh_starts(task.train[:1], 1, 0, 1)
+    (start,) = roots(task.train[:1], 1, 0)
     solution = task.train[0].solution_ids
     assert solution is not None
     size = solution.size
     zeros = np.zeros(size, np.float32)
     episode = Episode(((5, 0.5), (size - 1, 0.0)), 0.5, 2)
-    one = Trajectory(start, 0, solution, zeros, zeros.astype(np.int32), Finish.STOP, None, episode)
+    one = Rollout(start, 0, solution, zeros, zeros.astype(np.int32), Finish.STOP, None, episode)
     (judged,) = task.judge([one])
     assert judged.verdict.correct
     assert judged.step_rewards is not None
@@ -145,7 +147,7 @@ def test_worlds_that_begin_with_the_same_words_are_other_problems() -> None:
     settings = RolloutConfig(environment="tests.environments:Bad", environment_options={"where": "rules"})
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
     assert len({problem.prompt_ids.tobytes() for problem in (*task.train, *task.evaluation)}) == 1
-    task.check_starts(fresh_starts(task.train, 1, 0, 1))
+    task.check_starts(roots(task.train, 1, 0))
     with pytest.raises(DataError, match="it has the prompt of evaluation problem"):
-        task.check_starts(fresh_starts(task.evaluation, 1, 0, 1))
+        task.check_starts(roots(task.evaluation, 1, 0))
     task.close()

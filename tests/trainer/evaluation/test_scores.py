@@ -17,9 +17,10 @@ from commands.evaluate import check_rival, check_unseen, compare
 from core.config import Config, PartConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
-from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
+from core.records import Finish, Problem, Rollout, Sampling, Start, Verdict
 from core.run_directory import RunDirectory, keep_lines
 from core.sections.registry import names
+from core.sources import roots
 from tasks.kinds import find_kind
 from tasks.task import EvaluationSet, Task
 from tests.trainer.model.test_files import save_model, save_tokenizer
@@ -39,7 +40,6 @@ from trainer.evaluation.scores import (
     powers,
     score_responses,
 )
-from trainer.starts import fresh_starts
 
 PROBLEMS = [
     Problem("a", np.array([1], np.int32), "3", level="easy", question="1 + 2?"),
@@ -52,14 +52,15 @@ def plan(samples: int) -> EvaluationPlan:
     return EvaluationPlan(greedy, greedy, samples, seed=0)
 
 
-def judged(rewards: list[list[float]]) -> list[Judged]:
+def judged(rewards: list[list[float]]) -> list[Rollout]:
     """Responses with these rewards, a list per problem; correct when 1."""
     found = []
-    for start, row in zip(fresh_starts(PROBLEMS, 1, 0, 0), rewards, strict=True):
+    for start, row in zip(roots(PROBLEMS, 1, 0), rewards, strict=True):
         for sample, reward in enumerate(row):
             zeros = np.zeros(1, np.int32)
-            trajectory = Trajectory(start, sample, zeros + 9, zeros.astype(np.float32), zeros, Finish.STOP)
-            found.append(Judged(trajectory, Verdict(reward, reward == 1)))
+            log_p = zeros.astype(np.float32)
+            verdict = Verdict(reward, reward == 1)
+            found.append(Rollout(start, sample, zeros + 9, log_p, zeros, Finish.STOP, verdict=verdict))
     return found
 
 
@@ -115,10 +116,10 @@ class Engines:
     def __init__(self, *left_out: str) -> None:
         self._left_out = left_out
 
-    def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Trajectory]:
+    def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Rollout]:
         zeros = np.zeros(1, np.int32)
         return [
-            Trajectory(start, sample, zeros + 9, zeros.astype(np.float32), zeros, Finish.STOP)
+            Rollout(start, sample, zeros + 9, zeros.astype(np.float32), zeros, Finish.STOP)
             for start in starts
             if start.problem_id not in self._left_out
             for sample in range(start.samples)
@@ -128,9 +129,9 @@ class Engines:
 def task_of(rewards: dict[str, float]) -> Task:
     """Judges a response by its problem alone."""
 
-    def judge(trajectories: Sequence[Trajectory]) -> list[Judged]:
+    def judge(trajectories: Sequence[Rollout]) -> list[Rollout]:
         found = [(item, rewards[item.start.problem_id]) for item in trajectories]
-        return [Judged(item, Verdict(reward, reward == 1)) for item, reward in found]
+        return [replace(item, verdict=Verdict(reward, reward == 1)) for item, reward in found]
 
     known = {"evaluation": PROBLEMS, "evaluated": PROBLEMS, "sets": {}}
     return cast(Task, SimpleNamespace(judge=judge, votes=lambda _: {}, decode=str, **known))
@@ -150,7 +151,7 @@ def test_a_problem_that_lacks_a_sample_is_left_out() -> None:
 def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
     task = cast(Any, task_of({"a": 1.0}))
     failed = Verdict(0.0, False, "judge timed out", judge_failed=True)
-    task.judge = lambda items: [Judged(item, failed if item.sample else Verdict(1.0, True)) for item in items]
+    task.judge = lambda items: [replace(item, verdict=failed if item.sample else Verdict(1.0, True)) for item in items]
     result = evaluate_policy(cast(Any, Engines("b")), task, plan(3))
     assert (result.left_out, result.judge_failures, result.success) == (1, 2, 1.0)  # samples 1 and 2 of problem a
     assert describe_evaluation(result).endswith(
@@ -167,7 +168,7 @@ def test_each_evaluation_set_is_evaluated_with_its_own_number_of_samples() -> No
     seeds: list[int] = []
 
     class Watched(Engines):
-        def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Trajectory]:
+        def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Rollout]:
             seeds.extend(start.seed for start in starts)
             return super().generate(starts, _sampling)
 

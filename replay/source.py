@@ -1,0 +1,139 @@
+"""Replay as a start source: states of earlier rollouts are starts again (RRL, arXiv 2504.14363).
+
+Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`), `repeat` asks for the values
+of stale states and of canonical solutions, `observe` stores outcomes and new states. Replayed states only change where
+rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from core.config import ReplayConfig
+from core.records import Boundaries, Finish, Flags, IntArray, Problem, ReplayedState, Rollout, Start, Use, Verdict, used
+from core.seeds import derive
+from core.sources import Progress, StartSource, root_start, state_start
+from replay.cutting import IsWrong, cut
+
+if TYPE_CHECKING:
+    from replay.store import ReplayStore
+
+ReplaySchedule = Literal["constant", "annealed", "unsolved"]
+SOLUTION = Verdict(1.0, True, "canonical solution")
+
+
+def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
+    """How many starts of an iteration are replayed, of at most `most`. `progress`: share of the run that is over.
+    `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
+
+    >>> [replayed_count(64, schedule, 0.25, 0.5) for schedule in ("constant", "annealed", "unsolved")]
+    [64, 48, 32]
+    """
+    return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[schedule])
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """Where states may begin."""
+
+    boundaries: Boundaries
+    budget: int  # most tokens of a response
+    is_wrong: IsWrong | None = None  # states after an error are left out
+
+
+class Replay(StartSource):
+    """The states of the store, as starts."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        store: "ReplayStore",
+        problems: Mapping[str, Problem],
+        cutting: Cutting,
+        stale: int,
+        lost: Callable[[], list[Start]] = list,
+    ) -> None:
+        """`problems`: to train on, by id. `stale`: states with an old value that are valued anew in an iteration.
+        `lost`: returns the replayed starts that no engine could generate since the last call."""
+        self._config, self._store, self._problems = config, store, problems
+        self._cutting, self._stale, self._lost = cutting, stale, lost
+
+    def propose(self, most: int, at: Progress) -> list[Start]:
+        """States of high priority, for the share of the starts that the schedule gives, once the store holds enough."""
+        config, store = self._config, self._store
+        progress = (at.iteration - 1) / at.iterations
+        wanted = replayed_count(round(most * config.ratio), config.schedule, progress, store.decayed_unsolved_share)
+        if not wanted or len(store) < config.start_states:
+            return []
+        seed = derive(at.seed, "replay", at.iteration, *([at.round] if at.round else []))
+        return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed))]
+
+    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+        """What is to be valued: canonical solutions of the problems of this iteration's fresh starts, and the states of
+        highest priority whose value is from an earlier critic."""
+        stale = self._store.top(self._stale, older_than=at.version) if self._stale else []
+        queries = (self._start(state, at, index, "valued") for index, state in enumerate(stale))
+        return [*self._solutions(rollouts, at), *(_to_value(start, np.zeros(1, np.int32)) for start in queries)]
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        """Store new values, outcomes of replayed states, and the states of the rollouts."""
+        store, cutting = self._store, self._cutting
+        self._revalue([rollout for rollout in used(rollouts, Use.VALUE) if rollout.start.replayed], at)
+        generated = used(rollouts, Use.TRAIN, Use.COUNT)
+        store.record([rollout for rollout in generated if rollout.start.replayed])
+        solutions = [rollout for rollout in used(rollouts, Use.VALUE) if not rollout.start.replayed]
+        finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
+        store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
+        store.remove(self._lost())  # last: the iteration may have stored one of them again
+
+    def save(self, folder: Path) -> None:
+        """See `StartSource`."""
+        self._store.save(folder)
+
+    def restore(self, folder: Path | None) -> None:
+        """See `StartSource`."""
+        if folder is None:
+            self._store.clear()
+        else:
+            self._store.restore(folder)
+
+    def metrics(self) -> dict[str, float]:
+        """See `StartSource`."""
+        stats = self._store.stats()
+        names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
+        found = {f"store_{name}": getattr(stats, name) for name in names}
+        found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
+        return found | {"lost_outcomes": stats.lost_outcomes}
+
+    def close(self) -> None:
+        """Stop the shards."""
+        self._store.close()
+
+    def _start(self, state: ReplayedState, at: Progress, index: int, kind: str = "replayed") -> Start:
+        return state_start(self._problems[state.problem_id], state.prefix_ids, state.key, at, index, kind)
+
+    def _solutions(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+        if not self._config.canonical:
+            return []
+        roots = {r.start.id: r.start.problem_id for r in used(rollouts, Use.TRAIN) if not r.start.replayed}
+        problems = [self._problems[problem_id] for problem_id in roots.values()]
+        return [
+            _to_value(root_start(problem, at, index, "canonical"), solution, problem.solution_mask)
+            for index, problem in enumerate(problems)
+            if (solution := problem.solution_ids) is not None and solution.size
+        ]
+
+    def _revalue(self, valued: Sequence[Rollout], at: Progress) -> None:
+        """Store the values of stale states. A state whose new value is not finite keeps its old one."""
+        self._store.revalue([rollout for rollout in valued if np.isfinite(rollout.values[0])], at.version)
+
+
+def _to_value(start: Start, tokens: IntArray, mask: Flags | None = None) -> Rollout:
+    """A text that no engine generated, to be valued."""
+    zeros = np.zeros(tokens.size)
+    numbers = zeros.astype(np.float32), zeros.astype(np.int32)
+    return Rollout(start, 0, tokens, *numbers, Finish.STOP, mask, use=Use.VALUE, verdict=SOLUTION)

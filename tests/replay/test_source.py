@@ -1,0 +1,123 @@
+"""Replay as a start source, with a real store in this process."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.config import ReplayConfig
+from core.records import Finish, Problem, Rollout, Use, Verdict, unsolved_share
+from core.sources import Progress, root_start, state_start
+from replay.source import Cutting, Replay, replayed_count
+from replay.store import ReplayStore
+from tests.replay.test_cutting import STATE, every, ids, scored
+
+SOLVED = Problem("p", ids(1, 2), "gold", solution_ids=ids(3, 4, 5))
+PROBLEMS = {"p": SOLVED, "q": replace(SOLVED, id="q", solution_ids=None)}
+AT = Progress(9, 3, 10, 2, version=5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    config = ReplayConfig(ranking="value")
+    made = ReplayStore(config, vocabulary=100, directory=tmp_path, fingerprint="task", local=True)
+    yield made
+    made.close()
+
+
+def source(store: ReplayStore, stale: int = 0, **fields: object) -> Replay:
+    config = ReplayConfig.model_validate({"ratio": 0.5, "start_states": 1, "schedule": "constant", **fields})
+    return Replay(config, store, PROBLEMS, Cutting(every, 100), stale)
+
+
+def rollout(problem: str, correct: bool, *tokens: int) -> Rollout:
+    return scored(root_start(PROBLEMS[problem], AT, "pq".index(problem)), ids(*tokens), correct)
+
+
+def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:
+    assert [replayed_count(10, "annealed", progress, 1.0) for progress in (0.0, 0.5, 0.9)] == [10, 5, 1]
+    assert [replayed_count(10, "unsolved", 0.0, share) for share in (1.0, 0.7, 0.0)] == [10, 7, 0]
+
+
+def test_nothing_is_proposed_before_there_are_enough_states(store: ReplayStore) -> None:
+    replay = source(store, start_states=3)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)  # states of 1 and 2 tokens
+    assert (len(store), replay.propose(8, AT)) == (2, [])
+    replay.observe([rollout("q", True, 7, 8, 9)], AT)
+    starts = replay.propose(8, AT)
+    assert [start.id for start in starts] == ["3.r0", "3.r1", "3.r2", "3.r3"]  # half of 8, and there are four states
+    assert all(start.replayed and start.samples == 2 for start in starts)
+    assert [start.seed for start in replay.propose(8, AT)] == [start.seed for start in starts]
+    assert len(replay.propose(4, AT)) == 2
+
+
+def test_the_places_of_replay_shrink_as_problems_are_solved(store: ReplayStore) -> None:
+    """Of two problems one is solved: half of the half."""
+    replay = source(store, schedule="unsolved")
+    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", True, 7, 8, 9)], AT)
+    replay.observe([], AT)  # what is known of the roots counts from the next iteration on
+    assert len(replay.propose(8, AT)) == 2
+
+
+def test_outcomes_of_replayed_starts_reach_their_states_and_others_do_not(store: ReplayStore) -> None:
+    replay = source(store)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)
+    (start, _) = replay.propose(4, AT)
+    continued = [scored(start, ids(9, 9), correct) for correct in (True, False)]
+    left_out = replace(continued[0], use=Use.COUNT, values=np.zeros(0, np.float32))
+    replay.observe([*continued, left_out, replace(continued[0], use=Use.IMITATE)], AT)
+    stats = store.stats()
+    assert (stats.outcomes, stats.solved, stats.root_outcomes) == (3, 2, 1)
+
+
+def test_stale_states_are_valued_anew_and_a_value_that_is_not_finite_is_not_stored(store: ReplayStore) -> None:
+    replay = source(store, stale=2)
+    replay.observe([rollout("p", False, 7, 8, 9)], replace(AT, version=4))
+    queries = replay.repeat([], AT)
+    assert [(query.use, query.tokens.size) for query in queries] == [(Use.VALUE, 1)] * 2
+    assert {tuple(query.start.context_ids.tolist()) for query in queries} == {(1, 2, 7), (1, 2, 7, 8)}
+    values = (np.array([math.nan], np.float32), np.array([0.25], np.float32))
+    replay.observe([replace(query, values=value) for query, value in zip(queries, values, strict=True)], AT)
+    assert sorted(state.value for state in store.top(9, 99)) == [0.0, 0.25]
+    assert len(store) == 2
+    # One has a value of version 5 now; at version 5 the other is stale.
+    assert [query.start.state_key for query in replay.repeat([], AT)] == [queries[0].start.state_key]
+
+
+def test_canonical_solutions_of_fresh_starts_are_valued_and_stored(store: ReplayStore) -> None:
+    replay = source(store, canonical=True)
+    replayed = scored(state_start(SOLVED, ids(3), 77, AT, 0), ids(4), False)
+    rollouts = [rollout("p", False, 7, 8), rollout("p", False, 7, 9), rollout("q", False, 7), replayed]
+    (solution,) = replay.repeat(rollouts, AT)
+    assert (solution.tokens.tolist(), solution.use, solution.verdict.correct) == ([3, 4, 5], Use.VALUE, True)
+    replay.observe([replace(solution, values=np.zeros(3, np.float32))], AT)
+    assert [state.prefix_ids.tolist() for state in store.top(9, 99)] in ([[3], [3, 4]], [[3, 4], [3]])
+    assert source(store).repeat(rollouts, AT) == []
+
+
+def test_a_rollout_whose_reward_is_not_finite_is_not_stored(store: ReplayStore) -> None:
+    lost = replace(rollout("p", False, 7, 8), verdict=Verdict(math.nan, False))
+    source(store).observe([lost], AT)
+    assert (len(store), store.stats().root_outcomes) == (0, 0)
+
+
+def test_it_goes_on_from_a_checkpoint(store: ReplayStore, tmp_path: Path) -> None:
+    replay = source(store)
+    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", True, 7, 8, 9)], AT)
+    replay.save(tmp_path / "saved")
+    expected = [start.state_key for start in replay.propose(8, AT)]
+    replay.restore(None)
+    assert replay.propose(8, AT) == []
+    replay.restore(tmp_path / "saved")
+    assert [start.state_key for start in replay.propose(8, AT)] == expected
+    assert replay.metrics()["store_states"] == 4
+
+
+def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
+    rollouts = [rollout("p", False, 5), rollout("p", True, 5), rollout("q", False, 5), scored(STATE, ids(5), True)]
+    assert unsolved_share(rollouts) == 0.5
+    assert unsolved_share(rollouts[-1:]) == 1.0  # no fresh problem
+    assert rollouts[0].finish is Finish.STOP

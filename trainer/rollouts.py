@@ -1,0 +1,67 @@
+"""From generated to judged rollouts, and dynamic sampling.
+
+Invariant: results depend only on the arguments and the state of the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from core.errors import ActorError
+from core.records import Rollout, Use
+from core.sources import Progress
+from trainer.metrics import PhaseClock
+from trainer.run import Resampling, Run
+
+
+def judged(run: Run, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+    """The rollouts of an iteration with their verdicts. Raises ActorError when there are none, or when no response has
+    a verdict: all rewards would be those of a failed judge."""
+    if not rollouts:
+        raise ActorError(
+            f"no start of iteration {at.iteration} gave a rollout: see log.txt and quarantine/ in the run directory"
+        )
+    found = run.task.judge(rollouts)
+    if all(rollout.verdict.judge_failed for rollout in found):
+        raise ActorError(
+            f"none of the {len(found)} responses of iteration {at.iteration} has a verdict; the first: "
+            f"{found[0].verdict.detail}"
+        )
+    return found
+
+
+def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseClock) -> list[Rollout]:
+    """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same
+    reward, in at most `rounds` rounds.
+
+    What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its size.
+    Those that are left out come last, with the use COUNT.
+    """
+    resampling, size = run.resampling, len(rollouts)
+    if not resampling.rounds:
+        return list(rollouts)
+    starts = len({rollout.start.id for rollout in rollouts})
+    kept, others = by_information(rollouts, resampling)
+    for number in range(1, resampling.rounds + 1):
+        lacking = starts - len({rollout.start.id for rollout in kept})
+        if lacking <= 0:
+            break
+        more = clock.timed("replay", run.sources.propose, lacking, replace(at, round=number))
+        found = clock.timed("generate", run.engines.generate, more)
+        informative, rest = by_information(clock.timed("reward", run.task.judge, found), resampling)
+        kept, others = kept + informative, others + rest
+    whole = kept + others
+    return [*whole[:size], *(replace(rollout, use=Use.COUNT) for rollout in whole[size:])]
+
+
+def by_information(rollouts: Sequence[Rollout], resampling: Resampling) -> tuple[list[Rollout], list[Rollout]]:
+    """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in
+    order."""
+    rewards: dict[str, set[float]] = {rollout.start.id: set() for rollout in rollouts}
+    for rollout in rollouts:
+        if not (resampling.mask_truncated and rollout.finish.truncated):
+            rewards[rollout.start.id].add(resampling.reward(rollout))
+    split: tuple[list[Rollout], list[Rollout]] = ([], [])
+    for rollout in rollouts:
+        split[len(rewards[rollout.start.id]) < 2].append(rollout)
+    return split

@@ -1,0 +1,137 @@
+"""The parts of a run, and the report of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.engines import Engines
+from core.errors import ActorError, WeightError
+from core.records import Boundaries, Problem, Rollout, Start, Use, used
+from core.sources import Progress, StartSource
+from replay.cutting import IsWrong
+
+if TYPE_CHECKING:
+    from actors.local import LocalPool
+    from actors.pool import RolloutPool
+    from actors.stream import RolloutStream
+    from learner.group import LearnerGroup
+    from learner.stats import BroadcastReport, UpdateStats
+    from tasks.task import Task
+
+    Pool = RolloutPool | RolloutStream | LocalPool
+
+
+class Sources(StartSource):
+    """All start sources of a run, as one."""
+
+    def __init__(
+        self,
+        fresh: StartSource,
+        others: Mapping[str, StartSource],
+        check: Callable[[Sequence[Start]], None] = lambda _: None,
+        fixed: int | None = None,
+    ) -> None:
+        """`fresh`: takes the places that the `others` leave, at most `fixed` of them. `others`: by the name of their
+        folder in a checkpoint. `check`: raises DataError for a start that must not be trained on."""
+        self._fresh, self._others, self._check, self._fixed = fresh, dict(others), check, fixed
+
+    @property
+    def _all(self) -> dict[str, StartSource]:
+        return {"fresh": self._fresh, **self._others}
+
+    def propose(self, most: int, at: Progress) -> list[Start]:
+        """What each source wants; fresh problems take the rest. Fresh ones come first."""
+        wanted: list[Start] = []
+        for source in self._others.values():
+            wanted += source.propose(most - len(wanted), at)
+        rest = most - len(wanted)
+        fresh = self._fresh.propose(rest if self._fixed is None else min(rest, self._fixed), at)
+        self._check([*fresh, *wanted])
+        return [*fresh, *wanted]
+
+    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+        """See `StartSource`."""
+        return [rollout for source in self._all.values() for rollout in source.repeat(rollouts, at)]
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        """See `StartSource`."""
+        for source in self._all.values():
+            source.observe(rollouts, at)
+
+    def save(self, folder: Path) -> None:
+        """Each source into a folder of its name."""
+        for name, source in self._all.items():
+            (folder / name).mkdir()
+            source.save(folder / name)
+
+    def restore(self, folder: Path | None) -> None:
+        """See `StartSource`."""
+        for name, source in self._all.items():
+            source.restore(None if folder is None else folder / name)
+
+    def metrics(self) -> dict[str, float]:
+        """See `StartSource`."""
+        return {name: value for source in self._all.values() for name, value in source.metrics().items()}
+
+    def close(self) -> None:
+        """See `StartSource`."""
+        for source in self._all.values():
+            source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """Dynamic sampling: starts whose rewards are all equal are replaced."""
+
+    rounds: int  # at most; 0: never
+    reward: Callable[[Rollout], float]  # of a whole continuation, as the learner sees it
+    mask_truncated: bool  # the learner leaves truncated continuations out
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts that an iteration uses."""
+
+    begin: Progress  # before the first iteration
+    task: Task  # problems and judges
+    problems: Mapping[str, Problem]  # to train on, by id
+    sources: StartSource
+    engines: Engines  # for the starts of training
+    pool: Pool  # the same engines: for evaluation, weights and counts
+    learner: LearnerGroup
+    boundaries: Boundaries  # where a step of a response ends
+    resampling: Resampling
+    is_wrong: IsWrong | None = None  # finds errors in the text of a response, if what is wrong is left out
+
+    def at(self, iteration: int) -> Progress:
+        """The run at the beginning of an iteration."""
+        return replace(self.begin, iteration=iteration, version=self.learner.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one iteration; `trainer/collect.py` makes its metrics."""
+
+    iteration: int
+    rollouts: list[Rollout]  # of all uses
+    stats: UpdateStats
+    broadcast: BroadcastReport
+    failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete
+
+    @property
+    def trained(self) -> list[Rollout]:
+        """What policy and critic learnt from."""
+        return used(self.rollouts, Use.TRAIN)
+
+    @property
+    def generated(self) -> list[Rollout]:
+        """What the engines generated: also what dynamic sampling left out."""
+        return used(self.rollouts, Use.TRAIN, Use.COUNT)
+
+    @property
+    def imitated(self) -> list[Rollout]:
+        """Earlier answers that the policy repeated."""
+        return used(self.rollouts, Use.IMITATE)
