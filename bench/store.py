@@ -23,7 +23,7 @@ from core.config import ReplayConfig
 from core.records import EMPTY, Finish, IntArray, ReplayedState, Rollout, Start, Use, Verdict
 from replay.boundaries import TokenTable, boundaries
 from replay.cutting import States
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 
 VOCABULARY = 32_000
 NEWLINE = 1

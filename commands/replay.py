@@ -6,7 +6,7 @@ from argparse import Namespace
 from core.run_directory import RunDirectory
 from monitor import store_table
 from monitor.store_view import open_store
-from replay.stats import combine, shard_stats
+from replay.store.stats import combine, shard_stats
 
 
 def show_states(options: Namespace) -> int:

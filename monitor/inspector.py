@@ -19,7 +19,7 @@ from core.errors import RetrospectError, first_line
 from core.run_directory import RunDirectory
 from monitor.store_table import store_summary, with_prefixes
 from monitor.store_view import StoreView, open_store
-from replay.stats import combine, shard_stats
+from replay.store.stats import combine, shard_stats
 
 PAGE = Path(__file__).with_name("inspector.html")
 SHOWN = 100  # problems per answer

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
-from replay.server import JOURNAL, recover
-from replay.shard import Shard
-from replay.snapshot import MANIFEST, load_snapshot, read_manifest
-from replay.stats import StoreStats
+from replay.store.server import JOURNAL, recover
+from replay.store.shard import Shard
+from replay.store.snapshot import MANIFEST, load_snapshot, read_manifest
+from replay.store.stats import StoreStats
 
 ATTEMPTS = 10  # attempts to read a live shard: a checkpoint may replace its files during the read
 

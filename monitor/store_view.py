@@ -15,7 +15,7 @@ from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
 from monitor.store_table import read_shards, states_table
-from replay.shard import Shard
+from replay.store.shard import Shard
 from trainer.checkpoint import latest, saved
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 
 from core.records import Rollout, Use
 from replay.cutting import States
-from replay.keys import Reals
 from replay.rankings.base import SuccessModel
-from replay.records import Drawn
+from replay.store.keys import Reals
+from replay.store.records import Drawn
 from replay.success import Feature, fit, strength
 
 NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts

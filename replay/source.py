@@ -9,20 +9,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.config import ReplayConfig
 from core.records import Boundaries, Finish, Flags, IntArray, Problem, ReplayedState, Rollout, Start, Use, Verdict, used
+from core.sections.replay import ReplaySchedule
 from core.seeds import derive
 from core.sources import Progress, StartSource, root_start, state_start
 from replay.cutting import IsWrong, cut
 
 if TYPE_CHECKING:
-    from replay.store import ReplayStore
+    from replay.store.store import ReplayStore
 
-ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 SOLUTION = Verdict(1.0, True, "canonical solution")
 
 

@@ -32,8 +32,8 @@ from enum import IntEnum
 import numpy as np
 
 from core.records import Provenance
-from replay.keys import Reals
 from replay.rankings.base import StateColumns, SuccessModel
+from replay.store.keys import Reals
 
 PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0, 0.25, 0.1])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""

@@ -33,7 +33,7 @@ ADAPTERS = {
     "learner/group.py",
     "learner/distributed/ranks.py",
     "learner/distributed/worker.py",
-    "replay/store.py",
+    "replay/store/store.py",
     "tasks/dialogue/reward_actor.py",
     "trainer/cluster.py",
     "monitor/ray_metrics.py",

@@ -18,7 +18,7 @@ from learner.methods import check_estimator, check_policy_loss, find_estimator
 from monitor.trackers import check_trackers, open_trackers
 from replay.cutting import States
 from replay.rankings.find import check_ranking
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tasks.judging import start_judge
 from tasks.kinds import task_items
 from tests.replay.made import states

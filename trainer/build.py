@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from learner.estimators import Estimator
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking
-    from replay.store import ReplayStore
+    from replay.store.store import ReplayStore
     from tasks.task import Task
     from trainer.run import Pool
 
@@ -220,7 +220,7 @@ def opened(
 
 def _store(config: ResolvedConfig, ready: ModelAndTask, directory: RunDirectory, local: bool) -> ReplayStore | None:
     """The replay store, if states are replayed."""
-    from replay.store import ReplayStore
+    from replay.store.store import ReplayStore
 
     if not config.replay.ratio:
         return None

@@ -26,9 +26,9 @@ chain of its own, from that state on. tests/bench/test_rankings.py has a worked 
 import numpy as np
 
 from core.records import Flags, FloatArray
-from replay.keys import Reals
 from replay.rankings.base import HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
+from replay.store.keys import Reals
 
 LOST = 0.4  # share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3
 WAY = 0.4

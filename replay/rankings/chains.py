@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import Flags
-from replay.keys import Reals
 from replay.rankings.base import Index, StateColumns
+from replay.store.keys import Reals
 
 KEPT_FIRST = 1 << 10  # step of the shallowest and the tried states in `kept_longest`: they are evicted last
 

@@ -37,7 +37,6 @@ import numpy as np
 
 from core.config import ReplayConfig
 from core.records import FloatArray, Provenance
-from replay.keys import Reals
 from replay.rankings.base import (
     CERTAIN,
     HOPELESS,
@@ -50,6 +49,7 @@ from replay.rankings.base import (
     solved,
 )
 from replay.rankings.chains import chains_of, kept_longest
+from replay.store.keys import Reals
 from replay.success import chances, features_of
 
 LEAST = 1e-3  # worth of a state whose graded continuations are all alike so far

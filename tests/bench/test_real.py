@@ -18,7 +18,7 @@ from bench.training import METRICS
 from core.config import ReplayConfig
 from core.errors import ConfigError
 from core.records import Provenance
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tests.replay.made import states
 from trainer.build import check_needs
 

@@ -14,9 +14,9 @@ from core.load import dump_config, load_config, override
 from core.records import Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.rankings.base import SuccessModel
-from replay.server import ShardServer
-from replay.shard import Shard
-from replay.writes import pack_outcomes, pack_states
+from replay.store.server import ShardServer
+from replay.store.shard import Shard
+from replay.store.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
 from tests.monitor.continued import continued
 from tests.replay.made import outcome, states

@@ -19,9 +19,9 @@ from core.records import Provenance
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
 from replay.rankings.base import SuccessModel
-from replay.server import ShardServer
-from replay.shard import Shard
-from replay.writes import pack_outcomes, pack_states
+from replay.store.server import ShardServer
+from replay.store.shard import Shard
+from replay.store.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
 from tests.monitor.continued import continued

@@ -20,7 +20,7 @@ from monitor.charts import COLOURS, MOST_POINTS, SOFT, Chart, as_svg, histogram,
 from monitor.page import groups, over_seeds, write_page
 from monitor.run_files import read_run
 from monitor.store_view import open_store
-from replay.server import ShardServer
+from replay.store.server import ShardServer
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 

@@ -25,10 +25,10 @@ from monitor.store_table import (
 )
 from replay.cutting import States
 from replay.rankings.base import SuccessModel
-from replay.server import ShardServer
-from replay.shard import Shard
-from replay.store import ReplayStore
-from replay.writes import pack_outcomes, pack_states
+from replay.store.server import ShardServer
+from replay.store.shard import Shard
+from replay.store.store import ReplayStore
+from replay.store.writes import pack_outcomes, pack_states
 from tests.monitor.continued import continued
 from tests.replay.made import outcome, states
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.records import Provenance
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tests.replay.made import states
 from tests.replay.test_store import opened
 

@@ -11,12 +11,12 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from replay.journal import Journal, read_journal
-from replay.server import ShardServer, recover
-from replay.shard import Shard
-from replay.snapshot import FORMAT
-from replay.stats import shard_stats
-from replay.writes import pack_states
+from replay.store.journal import Journal, read_journal
+from replay.store.server import ShardServer, recover
+from replay.store.shard import Shard
+from replay.store.snapshot import FORMAT
+from replay.store.stats import shard_stats
+from replay.store.writes import pack_states
 from tests.replay.made import states
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import FloatArray, Provenance, Start
 from replay.cutting import States
-from replay.keys import state_keys
 from replay.rankings.base import Ranking, StateColumns, SuccessModel
-from replay.shard import Shard
-from replay.writes import pack_eviction, pack_outcomes, pack_removed, pack_states, pack_values
+from replay.store.keys import state_keys
+from replay.store.shard import Shard
+from replay.store.writes import pack_eviction, pack_outcomes, pack_removed, pack_states, pack_values
 from tests.replay.made import of_kind, outcome, states, valued
 
 TOKENS = np.arange(10, dtype=np.int32)

@@ -12,7 +12,7 @@ from core.config import ReplayConfig
 from core.records import Finish, Problem, Rollout, Use, Verdict, unsolved_share
 from core.sources import Progress, root_start, state_start
 from replay.source import Cutting, Replay, replayed_count
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tests.replay.test_cutting import STATE, every, ids, scored
 
 SOLVED = Problem("p", ids(1, 2), "gold", solution_ids=ids(3, 4, 5))

@@ -18,9 +18,9 @@ from core.records import EMPTY, Provenance, Start
 from core.sections.registry import names
 from monitor.store_table import store_summary
 from replay.cutting import States
-from replay.server import ShardServer
-from replay.shard import Shard
-from replay.store import ReplayStore
+from replay.store.server import ShardServer
+from replay.store.shard import Shard
+from replay.store.store import ReplayStore
 from tests.replay.made import of_kind, outcome, outcomes, states, valued
 
 VOCABULARY = 100
@@ -107,7 +107,7 @@ def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> N
 def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.store.MOST_BYTES", 14_000)
+    monkeypatch.setattr("replay.store.store.MOST_BYTES", 14_000)
     one = run_with(1, tmp_path / "1", local=True)
     assert run_with(5, tmp_path / "5", local=True) == one
     store = opened(tmp_path / "6", 3, local=True)

@@ -15,7 +15,7 @@ from replay.boundaries import TokenTable, boundaries
 from replay.cutting import IsWrong
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tasks.limits import TokenLimits
 from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task

@@ -13,7 +13,7 @@ from core.records import Rollout, Start, Use, used
 from core.sources import Progress, StartSource
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
-from replay.store import ReplayStore
+from replay.store.store import ReplayStore
 from tasks.sampling import Fresh, UniformSampler
 from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, every_token, fake_run
 from trainer.loop import iterate

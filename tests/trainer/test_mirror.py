@@ -36,6 +36,7 @@ def files(run: RunDirectory) -> dict[str, bytes]:
 
 def test_a_run_comes_back_whole_on_an_empty_folder(s3: str, tmp_path: Path) -> None:  # noqa: F811
     run = saved(tmp_path / "here", 5, 10)
+    run.replay.mkdir()
     (run.replay / "shard-0.journal").write_text("live")
     assert upload(run, s3, "000005") == upload(run, s3, "000010") == f"; copied to {s3}"
     found = RunDirectory(download(f"{s3}/mine", tmp_path / "there"))

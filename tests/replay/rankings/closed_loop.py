@@ -15,8 +15,8 @@ from core.config import ReplayConfig
 from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
 from core.sources import Progress, root_start, state_start
 from replay.cutting import cut
-from replay.store import ReplayStore
-from replay.table import Table
+from replay.store.store import ReplayStore
+from replay.store.table import Table
 
 SAMPLES = 4
 Chance = Callable[[int, int], float]

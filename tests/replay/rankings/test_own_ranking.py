@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from core.records import Provenance
 from core.sections.registry import names
 from replay.rankings.find import check_ranking
-from replay.shard import Shard
+from replay.store.shard import Shard
 from tests.replay.made import outcome, outcomes, states
 from tests.replay.test_store import NEWEST, opened
 

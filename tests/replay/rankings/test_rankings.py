@@ -8,9 +8,9 @@ import pytest
 
 from core.config import ReplayConfig
 from core.sections.registry import names
-from replay.keys import eviction_order
 from replay.rankings.base import Ranking, StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
+from replay.store.keys import eviction_order
 
 FAILED, PARTIAL, SUCCESS, CANONICAL = 0, 1, 2, 3
 INF = np.inf

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.errors import StoreError, first_line
-from replay.journal import unwritable
-from replay.keys import Rows
-from replay.records import Counters
-from replay.shard import Shard
+from replay.store.journal import unwritable
+from replay.store.keys import Rows
+from replay.store.records import Counters
+from replay.store.shard import Shard
+from replay.store.table import PROBLEM, STATE, TRAJECTORY
 from replay.success import from_text, to_text
-from replay.table import PROBLEM, STATE, TRAJECTORY
 
 _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _TYPES = {"tokens": pa.large_binary()}

@@ -22,17 +22,17 @@ from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
 from core.records import ReplayedState, Rollout, Start
 from core.seeds import derive
-from replay import writes
 from replay.cutting import States
 from replay.evidence import Evidence
-from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
-from replay.records import joined
-from replay.server import ShardServer, ShardSize
-from replay.shard import Shard
-from replay.snapshot import FORMAT, MANIFEST, read_manifest
-from replay.stats import StoreStats, combine, shard_stats
+from replay.store import writes
+from replay.store.keys import Keys, shard_of
+from replay.store.records import joined
+from replay.store.server import ShardServer, ShardSize
+from replay.store.shard import Shard
+from replay.store.snapshot import FORMAT, MANIFEST, read_manifest
+from replay.store.stats import StoreStats, combine, shard_stats
 from replay.success import from_text, to_text
 
 R = TypeVar("R")

@@ -15,13 +15,13 @@ import pyarrow as pa
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Flags, FloatArray, IntArray, Provenance
-from replay import writes
-from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.rankings.base import StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
-from replay.records import Counters, Drawn, Objects
+from replay.store import writes
+from replay.store.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
+from replay.store.records import Counters, Drawn, Objects
+from replay.store.table import PROBLEM, STATE, TRAJECTORY, Table
 from replay.success import Feature, chances, features_of
-from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
 
@@ -54,7 +54,7 @@ class Shard:
     # -- writes
 
     def apply(self, write: bytes) -> None:
-        """Apply a write (`replay/writes.py`)."""
+        """Apply a write (`replay/store/writes.py`)."""
         rows = writes.unpack(write)
         match writes.kind_of(rows):
             case writes.ADD:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from core.errors import StoreError
 from core.records import Rollout, Start
 from replay.cutting import States
-from replay.keys import Rows
 from replay.rankings.base import SuccessModel
+from replay.store.keys import Rows
 from replay.success import from_text, to_text
 
 KIND = b"kind"

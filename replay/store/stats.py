@@ -5,8 +5,8 @@ from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 
-from replay.records import Counters
-from replay.shard import Shard
+from replay.store.records import Counters
+from replay.store.shard import Shard
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance, ReplayedState
-from replay.keys import Keys, Reals
+from replay.store.keys import Keys, Reals
 
 Objects = npt.NDArray[np.object_]
 

@@ -1,6 +1,6 @@
 """A shard with its files: every write is in the journal before it is acknowledged, and a checkpoint is a snapshot.
 
-It runs in a Ray actor (`ShardActor` in `replay/store.py`), or with `--local` in the driver, without files. Invariants:
+It runs in a Ray actor (`ShardActor`), or with `--local` in the driver, without files. Invariants:
 a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged write, or raises
 `LostShardError` when its files are missing.
 """
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from replay.journal import Journal, read_journal, unreadable
-from replay.keys import shard_of
-from replay.records import Counters
-from replay.shard import Shard
-from replay.snapshot import FORMAT, check_format, load_snapshot, write_snapshot
+from replay.store.journal import Journal, read_journal, unreadable
+from replay.store.keys import shard_of
+from replay.store.records import Counters
+from replay.store.shard import Shard
+from replay.store.snapshot import FORMAT, check_format, load_snapshot, write_snapshot
 
 JOURNAL = "shard-{}.journal"
 R = TypeVar("R")
