@@ -15,7 +15,7 @@ from statistics import median
 from bench.models import DATA, ROOT
 from bench.report import Check, check, command_line, write
 from core.config import Columns, SandboxMode, TaskConfig
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.code.formats import read_apps, read_mbpp
 from tasks.code.programs import verifier
 from tasks.judge_pool import JudgePool

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from core.parts.sources import Progress, StartSource, root_start
 from core.records import Finish, Flags, IntArray, Problem, Rollout, Use, Verdict, used
 from core.seeds import derive, generator
-from core.sources import Progress, StartSource, root_start
 from replay.cutting import IsWrong
 
 MOST = 1024  # successes that are kept; the oldest goes first

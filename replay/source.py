@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.config import ReplayConfig
+from core.parts.sources import Progress, StartSource, root_start, state_start
 from core.records import Boundaries, Finish, Flags, IntArray, Problem, ReplayedState, Rollout, Start, Use, Verdict, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
-from core.sources import Progress, StartSource, root_start, state_start
 from replay.cutting import IsWrong, cut
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.child import PythonProcess
 from core.errors import ActorError, ConfigError
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.judge_worker import dump_cases, judge_cases, load_cases, load_verdict, load_verifier, seconds_of
 
@@ -35,7 +35,7 @@ class LocalJudge:
         self.asks = self._reward.asks
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`. A verifier gets what it would get in a judging process."""
+        """See `core.parts.judge.Judge`. A verifier gets what it would get in a judging process."""
         sent = load_cases(dump_cases(cases, self.asks))
         return judge_cases(self._reward, sent, self._failed_reward) if sent else []
 
@@ -97,7 +97,7 @@ class JudgePool:
             raise
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`. Raises ConfigError when the verifier cannot be imported, ActorError when a lost
+        """See `core.parts.judge.Judge`. Raises ConfigError when the verifier cannot be imported, ActorError when a lost
         worker cannot be replaced."""
         size = max(1, -(-len(cases) // len(self._workers)))
         size = size if self.asks.batch else min(CHUNK, size)

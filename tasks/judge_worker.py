@@ -2,7 +2,7 @@
 
 `judge_pool.py` starts `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
 With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` or `cannot start: ...`.
-Then lines are JSON: a list of `core.protocols.Case` in, a `Verdict` for each out. A reward that judges several
+Then lines are JSON: a list of `core.parts.judge.Case` in, a `Verdict` for each out. A reward that judges several
 responses in a call answers when all are judged. What the verifier prints goes to the error stream.
 
 Invariant: every case gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
@@ -26,7 +26,7 @@ from pathlib import Path
 from core import imports
 from core.errors import ConfigError
 from core.imports import member, module_with
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.rewards.shapes import NOT_APPLIED, RewardFunction, read_shape
 

@@ -7,7 +7,7 @@ from heapq import nsmallest
 
 from core.config import RewardConfig, RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
-from core.protocols import Asks, Case, Judge
+from core.parts.judge import Asks, Case, Judge
 from core.records import Verdict
 from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
@@ -106,7 +106,7 @@ class EpisodeJudge:
     asks = Asks(episode=True)
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`. A response without an episode fails."""
+        """See `core.parts.judge.Judge`. A response without an episode fails."""
         return [self._verdict(case) for case in cases]
 
     @staticmethod

@@ -14,7 +14,7 @@ import numpy as np
 
 from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
-from core.protocols import Asks
+from core.parts.judge import Asks
 from core.records import Flags, Problem, World
 from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
 from tasks.limits import AskedLimits, TokenLimits, chosen_limits

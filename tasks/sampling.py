@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from core.parts.sources import Progress, StartSource, root_start
 from core.records import Problem, Rollout, Start, Use, used
 from core.seeds import derive, generator
-from core.sources import Progress, StartSource, root_start
 
 MEMORY = 0.5  # weight of a problem's earlier success rate when it is blended with that of its newest rollouts
 CURSOR = "cursor.json"

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
-from core.protocols import Case, Judge
+from core.parts.judge import Case, Judge
 from core.records import FloatArray, IntArray, Problem, Rollout, Start, Verdict
 from tasks.judging import start_judge
 from tasks.kinds import TaskKind, find_kind, task_items

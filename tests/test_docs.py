@@ -129,7 +129,7 @@ def readme_blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from core.protocols import Case
+    from core.parts.judge import Case
     from tasks.judge_pool import JudgePool
 
     (example,) = readme_blocks("python")

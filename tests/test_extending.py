@@ -11,7 +11,7 @@ import pytest
 
 from core.config import ReplayConfig, TaskConfig
 from core.load import parse_config
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Provenance
 from core.run_directory import RunDirectory
 from learner.methods import check_estimator, check_policy_loss, find_estimator

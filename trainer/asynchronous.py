@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.errors import ConfigError
+from core.parts.sources import Progress
 from core.records import Rollout, Sampling, Start, World
-from core.sources import Progress
 
 if TYPE_CHECKING:
     from actors.stream import RolloutStream
 
 
 class AsynchronousEngines:
-    """Engines that generate while the learner updates (`core.engines.Engines`)."""
+    """Engines that generate while the learner updates (`core.parts.engines.Engines`)."""
 
     def __init__(self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int) -> None:
         """`starts`: of a batch. `max_staleness`: >= 1, weight versions that a token may be behind the learner."""

@@ -17,11 +17,11 @@ from core.environments.protocol import load_environment
 from core.environments.served import load_agent
 from core.errors import ConfigError
 from core.machine import this_machine
+from core.parts.sources import Progress, StartSource
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
 from core.records import Boundaries, Problem, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
-from core.sources import Progress, StartSource
 from core.startup import named_address, without_gc
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
@@ -37,7 +37,7 @@ from trainer.run import Resampling, Run, Sources
 if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
-    from core.engines import Engines
+    from core.parts.engines import Engines
     from learner.estimators import Estimator
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
+from core.parts.sources import Progress
 from core.records import Rollout, Sampling, Start
-from core.sources import Progress
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SynchronousEngines:
-    """Engines that generate the starts of an iteration while the learner waits (`core.engines.Engines`)."""
+    """Engines that generate the starts of an iteration while the learner waits (`core.parts.engines.Engines`)."""
 
     pool: "RolloutPool | LocalPool"
     sampling: Sampling

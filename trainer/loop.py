@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
 from core.interruption import Interruption
-from core.sources import Progress
+from core.parts.sources import Progress
 from trainer.metrics import PhaseClock
 from trainer.rollouts import judged, resampled
 from trainer.run import Report, Run

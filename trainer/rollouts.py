@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.errors import ActorError
+from core.parts.sources import Progress
 from core.records import Rollout, Use
-from core.sources import Progress
 from trainer.metrics import PhaseClock
 from trainer.run import Resampling, Run
 

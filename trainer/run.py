@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.engines import Engines
 from core.errors import ActorError, WeightError
+from core.parts.engines import Engines
+from core.parts.sources import Progress, StartSource
 from core.records import Boundaries, Problem, Rollout, Start, Use, used
-from core.sources import Progress, StartSource
 from replay.cutting import IsWrong
 
 if TYPE_CHECKING:

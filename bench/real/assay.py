@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from core.config import ResolvedConfig
+from core.parts.sources import Progress, roots, state_start
 from core.records import EMPTY, Boundaries, Finish, IntArray, Provenance, ReplayedState, Rollout, Sampling, Start
 from core.run_directory import RunDirectory
 from core.seeds import derive, generator
-from core.sources import Progress, roots, state_start
 from replay.cutting import States
 from trainer.engines import SynchronousEngines
 from trainer.run import Run

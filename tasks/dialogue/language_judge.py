@@ -20,7 +20,7 @@ from typing import Any
 
 from core.config import LanguageJudgeConfig, RewardModelConfig
 from core.errors import ActorError, ConfigError, first_line
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.dialogue import chat
 
@@ -184,7 +184,7 @@ class LanguageJudge:
         self._endpoint.check()
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`; the reference is a dialogue by `chat.dump_messages`."""
+        """See `core.parts.judge.Judge`; the reference is a dialogue by `chat.dump_messages`."""
         questions = [
             SCORE_QUESTION.format(
                 criterion=self._config.judge.criterion,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from core.config import RewardModelConfig
 from core.errors import ModelError, first_line
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message, Messages
@@ -159,7 +159,7 @@ class RewardJudge:
         self._scorer: Scorer | None = None
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`. Raises ActorError when the model's actor fails twice."""
+        """See `core.parts.judge.Judge`. Raises ActorError when the model's actor fails twice."""
         if self._scorer is None:
             self._scorer = self._start(self._config)
         replies = [(chat.load_messages(case.reference), Message("assistant", case.response.strip())) for case in cases]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from core.protocols import Asks, Case, Judge
+from core.parts.judge import Asks, Case, Judge
 from core.records import Verdict
 
 
@@ -46,7 +46,7 @@ class Rewards:
         )
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`."""
+        """See `core.parts.judge.Judge`."""
         by_reward = list(self._threads.map(lambda reward: reward.judge.judge(cases), self._rewards))
         return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*by_reward, strict=True), strict=True)]
 

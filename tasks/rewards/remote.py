@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from core.errors import first_line
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.judge_worker import MOST_REWARD
 
@@ -36,7 +36,7 @@ class RemoteReward:
         self._concurrency, self._closed = concurrency, Event()
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See `core.protocols.Judge`."""
+        """See `core.parts.judge.Judge`."""
         size = min(MOST, max(1, -(-len(cases) // self._concurrency)))
         requests = [cases[begin : begin + size] for begin in range(0, len(cases), size)]
         return [verdict for verdicts in self._threads.map(self._ask, requests) for verdict in verdicts]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import ConfigError
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 
 ACCEPTED = (

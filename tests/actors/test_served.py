@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from core.config import Config, TaskConfig
 from core.environments.turns import TurnTokens
 from core.load import override
+from core.parts.sources import roots
 from core.records import Finish, Sampling
-from core.sources import roots
 from tasks.kinds import rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems

@@ -22,7 +22,7 @@ from commands.supervised import Read
 from core.config import Config, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.load import load_config
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message

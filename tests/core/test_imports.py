@@ -38,7 +38,7 @@ PROJECT = {
 }
 JUDGE = """
 import retrospect
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.judge_pool import JudgePool, LocalJudge
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
 from core.run_directory import (
     LOGGER,

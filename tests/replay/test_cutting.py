@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from core.parts.sources import Progress, root_start, state_start
 from core.records import Episode, Finish, FloatArray, IntArray, Problem, Provenance, Rollout, Start, Use, Verdict
-from core.sources import Progress, root_start, state_start
 from replay.cutting import cut, decided_share
 
 AT = Progress(9, 1, 10, 4)

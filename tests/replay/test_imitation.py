@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.parts.sources import Progress
 from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
-from core.sources import Progress
 from replay import imitation
 from replay.imitation import Imitation
 from tests.replay.made import rollout

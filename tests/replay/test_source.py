@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
+from core.parts.sources import Progress, root_start, state_start
 from core.records import Finish, Problem, Rollout, Use, Verdict, unsolved_share
-from core.sources import Progress, root_start, state_start
 from replay.source import Cutting, Replay, replayed_count
 from replay.store.store import ReplayStore
 from tests.replay.test_cutting import STATE, every, ids, scored

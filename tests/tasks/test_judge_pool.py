@@ -15,7 +15,7 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judge_pool import JudgePool, LocalJudge
 from tasks.judging import start_judge

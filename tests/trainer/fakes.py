@@ -8,8 +8,8 @@ import numpy as np
 
 from actors.ledger import Queues
 from core.errors import ActorError, LearnerError, WeightError
+from core.parts.sources import Progress, StartSource
 from core.records import Finish, IntArray, Problem, Rollout, Sampling, Start, Use, Verdict, used
-from core.sources import Progress, StartSource
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from trainer.run import Resampling, Run

@@ -79,9 +79,7 @@ STARTS, SAMPLES, ITERATIONS = 8, 2, 6
 
 
 @pytest.fixture(scope="module")
-def parts(
-    ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]
-) -> Iterator[Run]:
+def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str]) -> Iterator[Run]:
     """All parts of an asynchronous run on two engines."""
     config = recipe(starter("tiny", steps=20))  # it is not trained for learning
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
+from core.parts.sources import StartSource, roots
 from core.records import Episode, Finish, IntArray, Problem, Rollout, Start, Use, Verdict
-from core.sources import StartSource, roots
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from tests.trainer.examples import SECONDS

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from core.config import Columns, ReplayConfig, TaskConfig
+from core.parts.sources import Progress, roots
 from core.records import Finish, Rollout
-from core.sources import Progress, roots
 from replay.boundaries import TokenTable, boundaries
 from replay.cutting import IsWrong
 from replay.imitation import Imitation

@@ -9,8 +9,8 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
+from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Start, Use, used
-from core.sources import Progress, StartSource
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore

@@ -17,9 +17,9 @@ import pytest
 from actors.ledger import Queues
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
 from core.interruption import Interruption
+from core.parts.sources import Progress, StartSource
 from core.records import Sampling, Verdict
 from core.run_directory import RunDirectory, write_atomically
-from core.sources import Progress, StartSource
 from tests.trainer.fakes import FakeEngines, FakeLearner, fake_run
 from trainer import checkpoint, loop, session
 from trainer.asynchronous import AsynchronousEngines

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import ActorError
+from core.parts.sources import roots
 from core.records import Problem, Rollout, Sampling
 from core.seeds import derive, generator
-from core.sources import roots
 from tasks.pass_at_k import Estimate, bootstrap, majority, pass_at_k, share
 
 if TYPE_CHECKING:

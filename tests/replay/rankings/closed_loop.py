@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
+from core.parts.sources import Progress, root_start, state_start
 from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
-from core.sources import Progress, root_start, state_start
 from replay.cutting import cut
 from replay.store.store import ReplayStore
 from replay.store.table import Table

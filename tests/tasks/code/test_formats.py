@@ -15,7 +15,7 @@ import pytest
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Verdict
 from tasks.code.confinement import package_paths
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp

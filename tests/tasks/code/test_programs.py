@@ -11,7 +11,7 @@ import pytest
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Verdict
 from tasks.code.asserts import AssertTests, ask
 from tasks.code.confinement import SandboxError

@@ -8,7 +8,7 @@ import pytest
 from commands.evaluate import compare_by_judge
 from core.config import LanguageJudgeConfig, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.language_judge import (

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from core.config import Config, RewardModelConfig
 from core.errors import ModelError
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale

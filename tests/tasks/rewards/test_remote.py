@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.config import TaskConfig
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Verdict
 from tasks.judging import start_judge
 

@@ -10,7 +10,7 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from core.load import parse_config
-from core.protocols import Asks, Case
+from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.judge_pool import JudgePool
 from tasks.judging import start_judge

@@ -22,7 +22,7 @@ from bench.tasks.calculator import CALCULATOR
 from bench.tasks.guesses import GuessedPuzzle
 from bench.tasks.rule import RULE
 from core.errors import DataError
-from core.protocols import Case
+from core.parts.judge import Case
 from core.records import Verdict
 from core.sections.registry import names
 from tasks.judge_worker import load_verifier

@@ -11,7 +11,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
-from core.protocols import Case
+from core.parts.judge import Case
 from tasks.judging import start_judge
 from tasks.kinds import task_items
 from tasks.problems import Item

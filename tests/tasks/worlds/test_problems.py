@@ -10,9 +10,9 @@ from bench.tasks.calculator import CALCULATOR
 from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
 from core.errors import ConfigError, DataError
-from core.protocols import Case
+from core.parts.judge import Case
+from core.parts.sources import roots
 from core.records import EMPTY, Episode, Finish, Rollout, Start, Verdict
-from core.sources import roots
 from tasks.dialogue.chat import Message
 from tasks.judging import EpisodeJudge, check_judge, start_judge
 from tasks.kinds import judged_by_model, rollout_settings

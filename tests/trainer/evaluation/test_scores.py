@@ -17,10 +17,10 @@ from commands.evaluate import check_rival, check_unseen, compare
 from core.config import Config, PartConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
+from core.parts.sources import roots
 from core.records import Finish, Problem, Rollout, Sampling, Start, Verdict
 from core.run_directory import RunDirectory, keep_lines
 from core.sections.registry import names
-from core.sources import roots
 from tasks.kinds import find_kind
 from tasks.task import EvaluationSet, Task
 from tests.trainer.model.test_files import save_model, save_tokenizer

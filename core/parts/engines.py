@@ -4,8 +4,8 @@ knows no difference."""
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from core.parts.sources import Progress
 from core.records import Rollout, Start
-from core.sources import Progress
 
 
 class Engines(Protocol):

@@ -1,0 +1,1 @@
+"""What the parts are to each other: start sources, engines and judges."""
