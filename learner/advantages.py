@@ -31,11 +31,6 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
     return advantages
 
 
-def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """1 - 1 / (alpha l) of each sequence [B], at least 0 (VAPO, 2504.05118, section 4.2): does not saturate if long."""
-    return (1.0 - 1.0 / (alpha * lengths.clamp(min=1).to(torch.float64))).clamp(min=0.0)
-
-
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     """(A - mean) / std [B, T] over the masked positions of the batch (population variance); 0 where the mask is 0."""
     chosen = advantages[mask]

@@ -50,7 +50,7 @@ class Estimator:
 
 
 def advantages_by_critic(episodes: Episodes) -> Tensor:
-    """GAE [B, T] (1506.02438), lambda per sequence: decoupled (VC-PPO, 2503.01491) or by length (VAPO, 2504.05118)."""
+    """GAE [B, T] (1506.02438), its lambda apart from the critic's (VC-PPO, 2503.01491)."""
     return gae(episodes.rewards, episodes.values, episodes.mask, episodes.gamma, episodes.lam)
 
 

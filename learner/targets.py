@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.config import Aggregation, AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout
-from learner.advantages import adaptive_lambda, gae, normalised
+from learner.advantages import gae, normalised
 from learner.calibration import every_token
 from learner.estimators import Episodes, Estimator
 from learner.losses import CORRECTIONS, aggregation_weights, kl
@@ -181,8 +181,6 @@ def _episodes(
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.start.id, len(numbers)) for s in scored])
     lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
-    if config.adaptive_lambda is not None:
-        lam = adaptive_lambda(torch.tensor([s.generated.sum() for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.start.replayed for s in scored])
     return Episodes(rewards, values, mask, groups, replayed, config.gamma, lam)
 

@@ -21,6 +21,7 @@ from tasks.rewards.remote import RemoteReward
 
 PROBED = 4  # number of problems that `check_judge` probes: the shortest, because they pass the length filters
 SHOWN = 60  # characters of a reference or a response in a line
+MEMORY_GIB = 8.0  # address space of a judging process
 SLOW = 256  # most canonical solutions that `check_judge` has judged where verdicts are slow (programs, own rewards)
 
 
@@ -86,7 +87,7 @@ def _verifier_judge(
         verifier,
         workers=config.judge_workers,
         limit=patience or config.judge_timeout,
-        memory_gib=config.judge_memory_gib,
+        memory_gib=MEMORY_GIB,
         failed_reward=failed_reward,
         settings=settings,
         patience=patience,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from trainer.run import Pool
 
 logger = logging.getLogger("retrospect.build")
+REFRESHED = 256  # stale values that the critic recomputes per iteration, highest priority first
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ def _sources(
     if store is not None:
         _, ranking = _methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
-        stale = config.replay.refresh if values_count else 0
+        stale = REFRESHED if values_count else 0
         others["replay"] = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
     if config.replay.imitated:
         others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)

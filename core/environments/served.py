@@ -85,7 +85,7 @@ class Served:
             if self._reply is not None:
                 self._reply.put(None)
         if self._thread is not None:
-            self._thread.join()  # one that does not end is ended with its process, after rollout.step_seconds
+            self._thread.join()  # one that does not end is ended with its process, after a minute
             _endpoint().episodes.pop(self._key, None)
 
     def complete(self, body: Json) -> Json:

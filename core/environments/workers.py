@@ -22,6 +22,7 @@ from core.records import World
 
 START_SECONDS = 120.0  # in which a process must import the environment
 MEMORY_GIB = 4.0  # of one process; one that uses more is replaced
+STEP_SECONDS = 60.0  # longest time of one step of an environment
 EPISODE_SECONDS = 1800.0  # longest time of a whole episode, with its generation
 SEND_SECONDS = 10.0  # in which it must read a request: its first thread does nothing else
 
@@ -185,7 +186,7 @@ class Workers:
         for index, mine in sorted(late.items()):
             first = self._open[mine[0]]
             method = first.requests[first.answered][0]
-            limits = f"{self._config.step_seconds:g} s, or its episode longer than {EPISODE_SECONDS:g} s"
+            limits = f"{STEP_SECONDS:g} s, or its episode longer than {EPISODE_SECONDS:g} s"
             self._replace(index, mine, f"{method} took longer than {limits}")
 
     def _replace(self, index: int, lost: Sequence[int], reason: str) -> None:
@@ -216,7 +217,7 @@ class Workers:
         process = self._processes[one.worker]
         if not process.serves:
             return process.started + START_SECONDS
-        limit = time.monotonic() + self._config.step_seconds
+        limit = time.monotonic() + STEP_SECONDS
         return limit if one.closing else min(limit, one.begun + EPISODE_SECONDS)
 
     def _send(self, number: int, request: tuple[str, Any]) -> None:

@@ -29,9 +29,6 @@ class AlgorithmConfig(Section):
     """Discount."""
     policy_lambda: UnitInterval = 0.95
     """GAE lambda of the policy's advantages."""
-    adaptive_lambda: Annotated[float | None, Field(gt=0)] = None
-    """Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none:
-    policy_lambda."""
     value_lambda: UnitInterval = 1.0
     """GAE lambda of the critic's targets."""
     normalise: Normalise = "separate"

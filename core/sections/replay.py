@@ -53,8 +53,6 @@ class ReplayConfig(Section):
     newest of each problem of which at most half of the rollouts from the root succeed. Their weight is
     algorithm.positive_coefficient, which must be above 0, and halves every 32 iterations. 0: none. Measured:
     docs/method.md, Defaults."""
-    refresh: Whole = 256
-    """Stale values that the critic recomputes per iteration, highest priority first."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -67,8 +67,6 @@ class RolloutConfig(Section):
     """Processes for the environments of one engine; each holds many episodes at once."""
     max_turns: Count = 64
     """Most turns of the policy in an episode; an episode that has more counts as truncated."""
-    step_seconds: Positive = 60.0
-    """Longest time of one step of an environment."""
     threads: Count = 2
     """CPU threads per engine (OMP_NUM_THREADS)."""
     deadline: Positive = 600.0

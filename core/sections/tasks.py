@@ -16,7 +16,6 @@ from core.sections.base import (
     AUTO,
     AutoCount,
     Count,
-    NonNegative,
     Options,
     Positive,
     Section,
@@ -143,8 +142,6 @@ class DataSetConfig(Section):
     """Processes that judge responses; 0: judge in the driver's own process, without limits (debugging)."""
     judge_timeout: Positive = 5.0
     """Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (programs: CPU seconds per test, and seconds of idling for all tests together)."""
-    judge_memory_gib: NonNegative = 8.0
-    """Address space of a judging process, in GiB; 0: no limit, for a reward that loads a model."""
     sandbox: SandboxMode = "bubblewrap"
     """Sandbox of programs that the model wrote. unsafe-subprocess needs no bubblewrap and limits only time and memory: a program can do everything that you can."""
     code: CodeConfig = CodeConfig()

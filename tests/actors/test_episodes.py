@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import ray
 from transformers import AutoTokenizer
 
@@ -220,7 +221,7 @@ def test_turns_and_tokens_have_limits(engines: dict[bool, Any], tiny_model: Get,
 
 
 def test_what_an_environment_does_wrong_costs_its_episode_alone(
-    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the episodes hangs, and the others are as without it."""
     update(engines[True], models.load(tiny_model(True)), 1)
@@ -230,7 +231,8 @@ def test_what_an_environment_does_wrong_costs_its_episode_alone(
         texts = [here.turns.text(one.tokens.tolist()) for one in expected]
         stopped = [one.tokens[-1] == models.EOS for one in expected]
     other = start(9, opening="another")
-    with run(engines[True], tmp_path, "Bad", max_turns=1, step_seconds=1.0) as here:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", 1.0)
+    with run(engines[True], tmp_path, "Bad", max_turns=1) as here:
         text, bad = here.turns.text, texts[stopped.index(True)]
         here.turns.text = lambda action: "hang" if text(action) == bad else text(action)  # type: ignore[method-assign]
         found = here.rollouts([*starts, other])

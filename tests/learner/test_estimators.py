@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from core.sections.registry import names
-from learner.advantages import adaptive_lambda, gae
+from learner.advantages import gae
 from learner.estimators import Episodes
 from learner.methods import find_estimator
 
@@ -91,12 +91,6 @@ def test_gae_reads_the_lambda_of_each_sequence() -> None:
     # deltas -0.25, 0.75: first token -0.25 + lambda 0.75
     torch.testing.assert_close(estimate("gae", batch), torch.tensor([[-0.25, 0.75], [0.5, 0.75]]).double())
     torch.testing.assert_close(estimate("gae", batch), gae(batch.rewards, values, batch.mask, 1.0, batch.lam))
-
-
-def test_adaptive_lambda_by_hand() -> None:
-    # alpha 0.05: l = 400 -> 1 - 1 / 20 = 0.95; l = 40 -> 0.5; l = 10 -> below 0 -> 0
-    got = adaptive_lambda(torch.tensor([400, 40, 10]), 0.05)
-    torch.testing.assert_close(got, torch.tensor([0.95, 0.5, 0.0]).double())
 
 
 @pytest.mark.parametrize(

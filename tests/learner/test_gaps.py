@@ -48,7 +48,7 @@ def with_gap(scored: Rollout, at: int, size: int) -> Rollout:
     [
         {},
         {"kl_coefficient": 0.1, "kl_placement": "reward"},
-        {"estimator": "reinforce++", "adaptive_lambda": 0.05},
+        {"estimator": "reinforce++"},
         {"importance": "sequence_truncate", "policy_lambda": 0.9, "value_lambda": 0.8},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "default",

@@ -161,8 +161,11 @@ def test_agents_run_at_the_same_time() -> None:
         ("text", "step raised ValueError: could not convert string to float: 'good'"),
     ],
 )
-def test_what_an_agent_does_wrong_costs_its_episode_alone(what: str, reason: str) -> None:
-    with workers("bad", step_seconds=8.0 if what == "hang" else 60.0) as found:
+def test_what_an_agent_does_wrong_costs_its_episode_alone(
+    what: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", 8.0 if what == "hang" else 60.0)
+    with workers("bad") as found:
         odd, good = found.open(World("p", "", what)), found.open(World("q", "", ""))
         heard = answers(found, 2)
         if what != "silent":

@@ -99,7 +99,8 @@ def test_what_fails_is_lost_alone_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr("core.environments.workers.MEMORY_GIB", 0.25)
     limit = 3.0 if action in ("hang", "spin") else 60.0
-    with workers("Bad", step_seconds=limit) as found:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", limit)
+    with workers("Bad") as found:
         bad, good = opened(found, 2)
         found.step(good, "a")
         assert answers(found, 1)[good].messages[0]["content"] == "step 1"
@@ -128,8 +129,9 @@ def test_of_several_that_wait_when_their_process_ends_all_are_lost_and_the_other
         assert found.replaced == 1
 
 
-def test_episodes_of_two_processes_are_late_at_once() -> None:
-    with workers("Bad", environment_workers=2, step_seconds=2.0) as found:
+def test_episodes_of_two_processes_are_late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", 2.0)
+    with workers("Bad", environment_workers=2) as found:
         numbers = opened(found, 4)
         for number in numbers:
             found.step(number, "hang")
@@ -162,8 +164,9 @@ def test_an_episode_that_has_raised_is_closed_and_leaves_nothing(monkeypatch: py
         assert found.replaced == 0
 
 
-def test_what_an_environment_raises_is_said_before_a_close_that_hangs() -> None:
-    with workers("Bad", step_seconds=3.0) as found:
+def test_what_an_environment_raises_is_said_before_a_close_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", 3.0)
+    with workers("Bad") as found:
         bad, good = opened(found, 2)
         found.step(bad, "close")
         answers(found, 1)
@@ -202,8 +205,9 @@ def test_an_episode_that_cannot_be_repeated_is_lost_with_the_process() -> None:
         assert "answered differently" in heard[odd].error
 
 
-def test_a_close_that_hangs_is_ended() -> None:
-    with workers("Bad", step_seconds=3.0) as found:
+def test_a_close_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.environments.workers.STEP_SECONDS", 3.0)
+    with workers("Bad") as found:
         first, second = opened(found, 2)
         found.step(first, "close")
         answers(found, 1)
