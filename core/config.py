@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from core.sections.algorithm import Aggregation, AlgorithmConfig, KlEstimator, Normalise
-from core.sections.base import Count, NonNegative, Positive, Section, Whole, one_of
+from core.sections.base import Count, NonNegative, Positive, Section, Whole, as_names, one_of
 from core.sections.learner import Critic, LearnerConfig, ResolvedLearner, Schedule
 from core.sections.registry import names
 from core.sections.replay import Boundary, ReplayConfig, ReplaySchedule
@@ -90,17 +90,6 @@ class EvaluationConfig(Section):
     """Sampled responses per problem, apart from the greedy one, for pass@k and maj@k; 0: greedy alone."""
     temperature: Positive = 1.0
     """Sampling temperature of the sampled responses."""
-
-
-def as_names(given: Any) -> Any:
-    """Names separated by commas, with or without brackets, as a list; any other value unchanged.
-
-    >>> as_names("[tensorboard, wandb]"), as_names("[]")
-    (['tensorboard', 'wandb'], [])
-    """
-    if not isinstance(given, str):
-        return given
-    return [name.strip() for name in given.strip("[] ").split(",") if name.strip()]
 
 
 class MonitorConfig(Section):

@@ -94,13 +94,14 @@ class Start:
     prefix_ids: IntArray  # [K], empty for a root
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
-    state_key: StateKey | None = None  # the replayed state, None for a root
+    state_key: StateKey | None = None  # the state of the replay store; None: a root, or another source's prefix
     world: World | None = None  # as of its problem
 
     @property
     def replayed(self) -> bool:
-        """Whether the rollout continues a state of the replay store."""
-        return self.state_key is not None
+        """Whether the rollout begins inside a response: behind a state of the replay store, or a prefix of another
+        source."""
+        return self.state_key is not None or self.prefix_ids.size > 0
 
     @property
     def context_ids(self) -> IntArray:

@@ -84,11 +84,12 @@ class Replay(StartSource):
         store, cutting = self._store, self._cutting
         self._revalue([rollout for rollout in used(rollouts, Use.VALUE) if rollout.start.replayed], at)
         generated = used(rollouts, Use.TRAIN, Use.COUNT)
-        store.record([rollout for rollout in generated if rollout.start.replayed])
+        store.record([rollout for rollout in generated if rollout.start.state_key is not None])
         solutions = [rollout for rollout in used(rollouts, Use.VALUE) if not rollout.start.replayed]
         finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
-        store.remove(self._lost())  # last: the iteration may have stored one of them again
+        lost = [start for start in self._lost() if start.state_key is not None]
+        store.remove(lost)  # last: the iteration may have stored one of them again
 
     def save(self, folder: Path) -> None:
         """See `StartSource`."""

@@ -16,6 +16,7 @@ from core.config import Config, Device, ResolvedConfig
 from core.environments.protocol import load_environment
 from core.environments.served import load_agent
 from core.errors import ConfigError
+from core.imports import imported
 from core.machine import this_machine
 from core.parts.sources import Progress, StartSource
 from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking
     from replay.store.store import ReplayStore
+    from tasks.problems import Tokenizer
     from tasks.task import Task
     from trainer.run import Pool
 
@@ -86,6 +88,8 @@ def check_methods(config: Config) -> None:
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     check_ranking(config.replay)
+    for path in config.rollout.sources:
+        own_source(path)
     check_needs(config)
 
 
@@ -256,9 +260,21 @@ def _sources(
         others["replay"] = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
     if config.replay.imitated:
         others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)
+    for path in config.rollout.sources:
+        others[path.replace(":", ".")] = own_source(path)(problems, task.tokenizer)
     fixed = None if config.replay.fill else config.rollout.starts - round(config.rollout.starts * config.replay.ratio)
     fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))
     return Sources(fresh, others, task.check_starts, fixed)
+
+
+def own_source(path: str) -> Callable[[Mapping[str, Problem], Tokenizer], StartSource]:
+    """A user's start source of `rollout.sources`; it is made with the training problems by id and the tokenizer. Raises
+    ConfigError."""
+    found = imported("rollout.sources", path)
+    if not (isinstance(found, type) and issubclass(found, StartSource)):
+        raise ConfigError(f"rollout.sources {path!r}: name a subclass of core.parts.sources.StartSource")
+    made: Callable[[Mapping[str, Problem], Tokenizer], StartSource] = found
+    return made
 
 
 def _boundaries(config: ResolvedConfig, task: Task) -> Boundaries:

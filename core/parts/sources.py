@@ -28,7 +28,8 @@ class Progress:
 
 
 class StartSource:
-    """What an iteration calls, in this order. A source overrides what it needs."""
+    """What an iteration calls, in this order. A source overrides what it needs. A user's own is made with the training
+    problems by id and the tokenizer."""
 
     def propose(self, most: int, at: Progress) -> list[Start]:  # noqa: ARG002  one signature for all sources
         """At most `most` starts for the iteration `at`. Fresh problems take the places that are left."""

@@ -77,6 +77,13 @@ def one_of(names: Collection[str], kind: str = "function") -> Callable[[str], st
     return _check
 
 
+def own_path(given: str) -> str:
+    """A validator of the import path of a user's own class."""
+    if not re.fullmatch(r"[\w.]+:\w+", given):
+        raise ValueError("name your own class as module:Class")
+    return given
+
+
 def as_mapping(given: Any) -> Any:
     """A text of the command line read as YAML (hence also JSON); any other value unchanged.
 
@@ -89,6 +96,17 @@ def as_mapping(given: Any) -> Any:
         return yaml.safe_load(given) if given.strip() else {}
     except yaml.YAMLError:
         raise ValueError("not valid JSON") from None
+
+
+def as_names(given: Any) -> Any:
+    """Names separated by commas, with or without brackets, as a list; any other value unchanged.
+
+    >>> as_names("[tensorboard, wandb]"), as_names("[]")
+    (['tensorboard', 'wandb'], [])
+    """
+    if not isinstance(given, str):
+        return given
+    return [name.strip() for name in given.strip("[] ").split(",") if name.strip()]
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(as_mapping)]

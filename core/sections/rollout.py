@@ -2,9 +2,9 @@
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from core.sections.base import AUTO, AutoCount, Count, Options, Positive, Section, Whole
+from core.sections.base import AUTO, AutoCount, Count, Options, Positive, Section, Whole, as_names, own_path
 
 
 def _more_than_one(tokens: int | None) -> int | None:
@@ -25,6 +25,9 @@ class RolloutConfig(Section):
     """Starts per iteration (fresh and replayed); with 8 samples 512 responses, as in verl's smaller recipes."""
     samples: Count = 8
     """Continuations per start. TRL's and OpenRLHF's default for groups is 8, too."""
+    sources: Annotated[tuple[Annotated[str, AfterValidator(own_path)], ...], BeforeValidator(as_names)] = ()
+    """Your own start sources, module:Class each (docs/extending.md). Each takes what it wants of `starts` after replay.
+    Fresh problems take the rest."""
     resample: Whole = 0
     """Dynamic sampling (DAPO): most extra rounds of an iteration in which starts whose continuations all have the same
     reward are replaced by new ones; 0: never."""

@@ -74,9 +74,14 @@ def pack_states(found: Sequence[States], version: int, vocabulary: int) -> bytes
         "reward": pa.array([states.rollout.reward for states in found], pa.float32()),
         "success": pa.array([states.rollout.verdict.success for states in found], pa.float32()),
         "version": pa.array([version] * len(found), pa.int32()),
-        "parent": pa.array([states.rollout.start.state_key or 0 for states in found], pa.uint64()),
+        "parent": pa.array([_parent(states.rollout.start) for states in found], pa.uint64()),
     }
     return _stream(pa.RecordBatch.from_pydict(columns), ADD)
+
+
+def _parent(start: Start) -> int:
+    """The key of the state that a rollout continues; 0: it is from the root; 1: from a prefix of another source."""
+    return int(start.replayed) if start.state_key is None else start.state_key
 
 
 def pack_outcomes(outcomes: Sequence[Rollout], model: SuccessModel) -> bytes:
