@@ -4,6 +4,7 @@ file of its own and a line in `core/sections/registry.py`."""
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from inspect import isroutine
 from typing import TypeVar
 
 from core.config import Columns, RolloutConfig, TaskConfig, evaluation_sets, every_source, task_sources
@@ -100,15 +101,11 @@ def rollout_settings(rollout: AnyRollout, task: TaskConfig) -> AnyRollout:
     evaluation set that needs another one."""
     kinds = [find_kind(source.config.name) for source in task_sources(task)]
     name, options = rollout.environment, rollout.environment_options
-    if rollout.serve:
-        if name:
-            raise ConfigError("rollout.serve and rollout.environment are both set; keep one of them")
-        name, options = "served", {**options, "agent": rollout.serve}
+    if ":" in name and isroutine(find("rollout.environment", name)):
+        name, options = "served", {**options, "agent": name}
     name = name or next((kind.environment for kind in kinds if kind.environment), "")
     if not name and any(kind.episodes for kind in kinds):
-        raise ConfigError(
-            f"task.name {task.name!r} is judged by its environment; give rollout.environment or rollout.serve"
-        )
+        raise ConfigError(f"task.name {task.name!r} is judged by its environment; give rollout.environment")
     for one in evaluation_sets(task):
         if find_kind(one.config.name).environment not in ("", name):
             raise ConfigError(f"task.eval_sets: {one.label} needs an environment that the run lacks; leave it out")

@@ -81,10 +81,11 @@ def check_methods(config: Config) -> None:
     from tasks.kinds import rollout_settings
 
     algorithm = config.algorithm
-    if path := rollout_settings(config.rollout, config.task).environment:
-        load_environment(path)
-    if config.rollout.serve:
-        load_agent(config.rollout.serve)
+    rollout = rollout_settings(config.rollout, config.task)
+    if rollout.environment == "served":
+        load_agent(str(rollout.environment_options.get("agent", "")))
+    elif rollout.environment:
+        load_environment(rollout.environment)
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     check_ranking(config.replay)

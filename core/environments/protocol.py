@@ -46,7 +46,9 @@ def load_environment(path: str) -> Any:
     """The class of an environment, by its name or import path. Raises ConfigError."""
     found = find(FIELD, path)
     if not all(callable(getattr(found, name, None)) for name in ("reset", "step")):
-        raise ConfigError(f"{FIELD} {path!r}: it has no methods reset and step; see docs/environments.md")
+        raise ConfigError(
+            f"{FIELD} {path!r}: it has no methods reset and step, and is no function; see docs/environments.md"
+        )
     return found
 
 

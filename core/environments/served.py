@@ -1,5 +1,5 @@
-"""An agent written against the OpenAI interface, as an environment (`rollout.serve`, docs/environments.md). It runs in
-a thread, and the policy answers its requests.
+"""An agent written against the OpenAI interface, as an environment (docs/environments.md). It runs in a thread, and
+the policy answers its requests.
 
     agent        request 1          -> completion 1, request 2    -> completion 2, return reward
     environment  reset() -> messages   step(action 1) -> messages    step(action 2) -> done
@@ -25,7 +25,7 @@ from core.errors import ConfigError
 from core.imports import imported
 from core.records import World
 
-FIELD = "rollout.serve"
+FIELD = "rollout.environment"
 HOST = "127.0.0.1"
 Json = dict[str, Any]
 OVER = "the episode is over"

@@ -22,7 +22,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "environment": "tasks.kinds:EPISODES",
     },
     "rollout.environment": {  # a class, see `core.environments.protocol.Environment`
-        "served": "core.environments.served:Served",  # by `rollout.serve`
+        "served": "core.environments.served:Served",  # an agent, the function that `rollout.environment` names
         "textarena": "tasks.worlds.games:TextArena",
         "verifiers": "tasks.worlds.verifiers:Verifiers",  # of the task of this name
     },

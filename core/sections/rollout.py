@@ -59,11 +59,9 @@ class RolloutConfig(Section):
     sampling_options: Options = Field({})
     """More of vLLM's SamplingParams by name, e.g. {top_k: 50}; JSON on the command line."""
     environment: str = ""
-    """Environment that answers the policy's turns (docs/environments.md): a built-in's name, or 'module:Class',
-    importable from the working directory; empty: the task's own, or none."""
-    serve: str = ""
-    """Agent written against the OpenAI interface, 'module:function', whose requests the policy answers: an environment,
-    too (docs/environments.md)."""
+    """Environment that answers the policy's turns (docs/environments.md): a built-in's name, 'module:Class', or an
+    agent written against the OpenAI interface, 'module:function', whose requests the policy answers; importable from
+    the working directory. Empty: the task's own, or none."""
     environment_options: Options = Field({})
     """Arguments of the environment's class by name; JSON on the command line."""
     environment_workers: Count = 2

@@ -70,7 +70,7 @@ def test_an_agent_with_the_openai_client_is_a_rollout(
     the engine's, and a state after the call is rebuilt by an agent that repeats it."""
     tokenizer = chat_tokenizer(tmp_path)
     recipe = without_auto(
-        override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment_workers=1"])
+        override(Config(), ["--rollout.environment", "tests.agents:adder", "--rollout.environment_workers=1"])
     )
     config = rollout_settings(recipe.rollout, recipe.task)
     items = [Item(question, total) for question, (*_, total) in SUMS.items()]

@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from core.config import Config
-from core.environments.served import Served, _endpoint, load_agent
+from core.environments.served import Served, _endpoint
 from core.environments.workers import Workers
 from core.errors import ConfigError
 from core.load import override
@@ -127,8 +127,10 @@ def test_two_requests_at_once_end_the_episode() -> None:
 
 @contextmanager
 def workers(agent: str, **fields: Any) -> Iterator[Workers]:
-    config = override(Config(), ["--rollout.serve", f"tests.agents:{agent}", "--rollout.environment_workers", "1"])
-    with closing(Workers(rollout_settings(config.rollout, config.task).model_copy(update=fields))) as found:
+    config = override(
+        Config(), ["--rollout.environment", f"tests.agents:{agent}", "--rollout.environment_workers", "1"]
+    )
+    with closing(Workers(rollout_settings(config.rollout, config.task))) as found:
         yield found
 
 
@@ -179,15 +181,10 @@ def test_what_an_agent_does_wrong_costs_its_episode_alone(
 
 def test_what_is_wrong_with_an_agent_is_named_before_a_run() -> None:
     for path, wrong in (
-        ("tests.agents:nothing", r"rollout\.serve 'tests\.agents:nothing': AttributeError"),
-        ("nowhere:agent", r"rollout\.serve 'nowhere:agent': ModuleNotFoundError"),
+        ("tests.agents:nothing", r"rollout\.environment 'tests\.agents:nothing': AttributeError"),
+        ("nowhere:agent", r"rollout\.environment 'nowhere:agent': ModuleNotFoundError"),
         ("tests.agents:wrong", r"it is called as wrong\(problem, base_url=\.\.\., api_key=\.\.\.\)"),
-        ("tests.agents:ADD", "not a callable"),
+        ("tests.agents:ADD", "it has no methods reset and step, and is no function"),
     ):
         with pytest.raises(ConfigError, match=wrong):
-            load_agent(path)
-        with pytest.raises(ConfigError, match=wrong):
-            check_methods(override(Config(), ["--rollout.serve", path]))
-    both = override(Config(), ["--rollout.serve", "tests.agents:adder", "--rollout.environment", "textarena"])
-    with pytest.raises(ConfigError, match=r"rollout\.serve and rollout\.environment are both set"):
-        rollout_settings(both.rollout, both.task)
+            check_methods(override(Config(), ["--rollout.environment", path]))
