@@ -8,7 +8,7 @@ from core.config import AlgorithmConfig
 from learner.objective import PolicySums, policy_objective, value_objective
 from learner.packing.batch import TokenTargets
 
-PLAIN = AlgorithmConfig(kl_estimator="k1")
+PLAIN = AlgorithmConfig()
 
 
 def targets(advantages: list[float], importance: list[float], weights: list[float]) -> TokenTargets[torch.Tensor]:
@@ -41,10 +41,10 @@ def test_loss_and_statistics_by_hand() -> None:
 
 
 def test_entropy_and_kl_terms_are_added_with_their_weights() -> None:
-    # zero advantage: - 0.1 entropy 2 + 0.5 (k1: -1 - -2 = 1) = 0.3; the surrogate alone is 0
-    settings = AlgorithmConfig(kl_estimator="k1", entropy_coefficient=0.1)
+    # zero advantage: - 0.1 entropy 2 + 0.5 (k2: (-1 - -2)^2 / 2 = 1/2) = 0.05; the surrogate alone is 0
+    settings = AlgorithmConfig(kl_estimator="k2", entropy_coefficient=0.1)
     loss, sums = policy_objective(torch.tensor([-1.0]), torch.tensor([2.0]), targets([0], [1], [1]), settings, 0.5)
-    assert float(loss) == pytest.approx(0.3)
+    assert float(loss) == pytest.approx(0.05)
     assert sums.loss == 0.0
 
 
