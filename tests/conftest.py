@@ -18,6 +18,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",  # small tensors, and threads that wait for each other crawl where processes share the cores
     RAY_DASHBOARD_STARTUP_TIMEOUT_S="300",
 )
 

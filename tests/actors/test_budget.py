@@ -24,7 +24,7 @@ def test_losses_of_many_actors_at_once_are_one_incident() -> None:
         clock.now += INCIDENT_SECONDS / 10
     assert budget.spent == 1
     clock.now += INCIDENT_SECONDS
-    with pytest.raises(ActorError, match=r"^rollout-8: it hangs; rollout\.max_restarts = 1 within 3600 s is used up"):
+    with pytest.raises(ActorError, match=r"^rollout-8: it hangs.*rollout\.max_restarts = 1"):
         budget.charge("rollout-8", "it hangs")
 
 
@@ -37,7 +37,7 @@ def test_an_actor_that_dies_over_and_over_uses_the_budget_up() -> None:
             budget.charge(name, "its process died")
         assert budget.spent == spent
     clock.now += 1.0
-    with pytest.raises(ActorError, match="is used up"):
+    with pytest.raises(ActorError, match=r"rollout\.max_restarts"):
         budget.charge("rollout-0", "its process died")
 
 
@@ -48,5 +48,5 @@ def test_a_loss_of_long_ago_does_not_count() -> None:
     clock.now += 3600.0
     assert budget.spent == 0
     budget.charge("a", "its process died")
-    with pytest.raises(ActorError, match="is used up"):
+    with pytest.raises(ActorError, match=r"rollout\.max_restarts"):
         RestartBudget(0, 3600.0).charge("a", "its process died")

@@ -90,7 +90,7 @@ def test_a_damaged_tensor_is_found(
 ) -> None:
     pool, learner = parts
     engines = Deceived(pool, lambda own, tensor: damage(tensor) if own == name else tensor)
-    with pytest.raises(WeightError, match=r"^weight version 1: engine and learner differ by"):
+    with pytest.raises(WeightError, match=r"^weight version 1: "):
         probed(learner, engines)
     assert probed(learner, pool) is not None  # the right weights repair it
 
@@ -99,6 +99,6 @@ def test_an_engine_that_kept_its_old_weights_is_found(parts: tuple[RolloutPool, 
     pool, learner = parts
     assert probed(learner, Deceived(pool)) is not None  # nothing has changed yet
     take_steps(learner)
-    with pytest.raises(WeightError, match=r"the weights in the engine"):
+    with pytest.raises(WeightError, match="in the engine"):
         probed(learner, Deceived(pool))
     assert probed(learner, pool) is not None

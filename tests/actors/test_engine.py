@@ -259,13 +259,13 @@ def repeats(text: list[int], longest: int, times: int) -> bool:
 def test_weights_that_lack_a_parameter_are_refused(engines: dict[bool, Any], tiny_model: Get) -> None:
     model = models.load(tiny_model(False))
     weights = pack([pair for pair in model.named_parameters() if "layers.1.mlp.down_proj" not in pair[0]], 5)
-    with pytest.raises(WeightError, match=r"weights of version 5 lack model\.layers\.1\.mlp\.down_proj"):
+    with pytest.raises(WeightError, match=r"version 5 .*model\.layers\.1\.mlp\.down_proj"):
         ray.get(engines[False].load_weights.remote(weights))
     update(engines[False], models.load(tiny_model(False)), 6)  # and the engine still takes others
 
 
 def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json is missing or has no eos_token_id"):
+    with pytest.raises(ModelError, match=r"config\.json .*eos_token_id"):
         stop_tokens(str(tmp_path))
 
 
@@ -317,5 +317,5 @@ def test_a_cached_prefix_is_forgotten_with_its_weights(
 
 def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 1}')
-    with pytest.raises(ModelError, match=r"model\.path = .*vLLM cannot load it"):
+    with pytest.raises(ModelError, match=r"model\.path = "):
         launch(tmp_path, actors=1)

@@ -164,9 +164,7 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
     assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
     assert (pool.restarts - restarts, pool._budget.spent) == (2, 1)
     pump_until(pool, lambda: pool.queues().actors == 2)
-    with pytest.raises(
-        ActorError, match=r"^rollout-\d: its process died.*max_restarts = 1 within 3600 s is used up"
-    ) as raised:
+    with pytest.raises(ActorError, match=r"^rollout-\d: .*max_restarts = 1") as raised:
         disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
     assert "\n" not in str(raised.value)
     assert all(ends(process) for process in pool.pids())
@@ -175,7 +173,7 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
     )  # what Ray says as long as it does not know
     assert pool._actors[0].explain(unreachable).startswith("its process died")
     weights = models.weights(models.load(tiny_model(True)), 9)
-    with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
+    with pytest.raises(ActorError, match=r"rollout\.max_restarts"):  # and no waiting for engines that will not come
         pool.load_weights(ray.put(weights))
-    with pytest.raises(ActorError, match="is used up"):
+    with pytest.raises(ActorError, match=r"rollout\.max_restarts"):
         pool.generate(many(4), SAMPLING)

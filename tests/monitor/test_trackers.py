@@ -63,13 +63,11 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trackers(config_of("tensorboard", "wandb", "mlflow"))
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"monitor\.sinks: wandb is not installed; run `pip install .*sinks\.txt`"):
+    with pytest.raises(ConfigError, match=r"monitor\.sinks: wandb .*sinks\.txt"):
         check_trackers(config_of("wandb"))
-    with pytest.raises(
-        ConfigError, match=r"monitor\.sinks\.0 = 'wandbb': .*name one of tensorboard, wandb, mlflow, or your own class"
-    ):
+    with pytest.raises(ConfigError, match=r"monitor\.sinks\.0 = 'wandbb': .*wandb, mlflow"):
         config_of("wandbb")
-    with pytest.raises(ConfigError, match=r"monitor\.sinks 'math:pi': name a subclass of monitor\.trackers\.Tracker"):
+    with pytest.raises(ConfigError, match=r"monitor\.sinks 'math:pi': .*monitor\.trackers\.Tracker"):
         check_trackers(config_of("math:pi"))
 
 

@@ -224,7 +224,7 @@ def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path
             fingerprint=fingerprint,
             local=True,
         )
-        with pytest.raises(StoreError, match=rf"/checkpoint: written for {line}; states are only valid for"):
+        with pytest.raises(StoreError, match=rf"/checkpoint: .*{line}"):
             other.restore(tmp_path / "checkpoint")
 
 
@@ -317,9 +317,7 @@ def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
     for path in (tmp_path / "live").iterdir():
         path.unlink()
     kill_shards(store)
-    with pytest.raises(
-        LostShardError, match=r"^replay-shard-0: died, and its files are gone \(it has 0 of 2 writes\)$"
-    ):
+    with pytest.raises(LostShardError, match=r"^replay-shard-0: .*0 of 2 writes"):
         store.sample(200, seed=1)
     store.restore(tmp_path / "checkpoint")
     assert [s.key for s in store.sample(200, seed=1)] == expected

@@ -99,7 +99,7 @@ def test_sets_are_judged_as_they_ask_and_are_no_part_of_the_training(task: Task)
     (chains, *_) = task.sets["chains"].problems
     assert not task.judge([answer(task, chains, r"\boxed{7}")])[0].verdict.correct
     start = Start("s", aime[0].id, aime[0].prompt_ids, np.zeros(0, np.int32), 1, 0)
-    with pytest.raises(DataError, match=f"it has the prompt of evaluation problem {aime[0].id}"):
+    with pytest.raises(DataError, match=aime[0].id):
         task.check_starts([start])
 
 
@@ -111,7 +111,7 @@ def test_sets_with_the_same_judge_share_its_processes(task: Task) -> None:
 
 def test_a_set_that_needs_an_environment_which_the_run_lacks_is_refused() -> None:
     calls = {"label": "calls", "name": "bench.tasks.calculator:calculator"}
-    with pytest.raises(ConfigError, match=r"task\.eval_sets: calls needs an environment that the run lacks"):
+    with pytest.raises(ConfigError, match=r"task\.eval_sets: calls"):
         rollout_settings(RolloutConfig(), parse_config({"task": {"eval_sets": [calls]}}, "test").task)
     task = parse_config({"task": {"name": "bench.tasks.calculator:calculator", "eval_sets": [calls]}}, "test").task
     rollout_settings(RolloutConfig(), task)

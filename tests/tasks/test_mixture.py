@@ -134,5 +134,5 @@ def test_a_data_set_without_a_problem_that_fits_is_named(tmp_path: Path) -> None
     config, tokenizer = two(tmp_path), character_tokenizer(CHARACTERS)
     items = task_items(config, 0)
     kept = Items([item for item in items.train if item.source == "words"], items.evaluation, LeftOut())
-    with pytest.raises(DataError, match="task math: all 0 training prompts are longer than"):
+    with pytest.raises(DataError, match="task math: "):
         encode_problems(config, tokenizer, kept, limits=TokenLimits(60, 30), context=8192)

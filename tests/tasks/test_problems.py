@@ -60,12 +60,12 @@ def test_training_rows_that_are_evaluation_prompts_are_dropped() -> None:
     train, evaluation, _ = split_items(few, items(10), items(4))
     assert [item.prompt for item in train] == [f"question {i}" for i in range(4, 10)]
     assert [item.prompt for item in evaluation] == ["question 0", "question 1"]
-    with pytest.raises(DataError, match="every prompt is also an evaluation prompt"):
+    with pytest.raises(DataError, match="evaluation prompt"):
         split_items(config, items(4), items(10))
 
 
 def test_holding_out_everything_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"task.eval_problems = 10 of 10 distinct prompts"):
+    with pytest.raises(DataError, match=r"task\.eval_problems = 10 of 10"):
         split_items(TaskConfig(name="gsm8k", path="x", eval_problems=10), items(10), None)
 
 
@@ -90,7 +90,7 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     assert solutions[1] is None
     assert solutions[0] == [*tokenizer("12345")["input_ids"], tokenizer.eos_token_id]
     assert (split.left_out.long_prompts, split.left_out.long_solutions) == (1, 1)
-    with pytest.raises(DataError, match=r"all 3 training prompts are longer than rollout\.max_prompt_tokens = 6"):
+    with pytest.raises(DataError, match=r"all 3 .*rollout\.max_prompt_tokens = 6"):
         encode_problems(config, tokenizer, Items(given_items, [], LeftOut()), limits=TokenLimits(6, 6), context=8192)
 
 
@@ -106,7 +106,7 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
     for text in (r"\boxed{answer} {prompt}", r"\frac{a}{b} x^{n} {1, 2} {prompt}", "{{prompt}}"):
         assert rendered(tokenizer, text, "q") == text.replace("{prompt}", "q")
     assert rendered(tokenizer, "as {{key}}: {prompt}", "q") == "as {key}: q"
-    with pytest.raises(ConfigError, match=r"task.template = 'Q:' has no \{prompt\} and names no column"):
+    with pytest.raises(ConfigError, match=r"task\.template = 'Q:'"):
         prompt_form(TaskConfig(template="Q:"))
 
 
@@ -181,7 +181,7 @@ def test_an_example_that_is_an_evaluation_problem_is_refused(tmp_path: Path) -> 
     config = svamp(tmp_path / "svamp.jsonl", rows, eval_problems=1)
     held_out = task_items(config, 0).evaluation[0].prompt
     shown = config.model_copy(update={"examples": (FewShot(prompt=held_out, response="5"),)})
-    with pytest.raises(DataError, match=r"task.examples: 'There are . pens. How many pens\?' is an evaluation problem"):
+    with pytest.raises(DataError, match=r"task\.examples: 'There are . pens"):
         task_items(shown, 0)
 
 
@@ -209,7 +209,7 @@ def test_bad_rows_are_refused_together_or_skipped_and_counted(tmp_path: Path) ->
     assert str(kept.left_out).endswith("; 4 bad rows skipped")
     assert {item.where for item in kept.train} <= {f"{file}: row {number}" for number in (1, 6, 7, 8)}
     file.write_text(bad[1])
-    with pytest.raises(BadRowsError, match=r"^no usable row is left \(1 bad row\); .*: line 1: "):
+    with pytest.raises(BadRowsError, match=r"\(1 bad row\); .*: line 1: "):
         task_items(config.model_copy(update={"bad_rows": "skip"}), 0)
 
 
@@ -218,7 +218,7 @@ def test_prompts_that_the_chat_template_refuses_are_bad_rows() -> None:
     tokenizer.chat_template = "{% if messages[0]['content'] == 'bad' %}{{ raise_exception('no') }}{% endif %}ok"
     given = Items([Item("bad", "1", where="f: row 1"), Item("good", "1")], [Item("other", "1")], LeftOut())
     config = TaskConfig(name="gsm8k")
-    with pytest.raises(BadRowsError, match=r"^f: row 1: the chat template of the tokenizer refuses .* \(1 bad row:"):
+    with pytest.raises(BadRowsError, match=r"^f: row 1: .*chat template.* \(1 bad row"):
         encode_problems(config, tokenizer, given, TokenLimits(9, 9), 8192)
     split, _ = encode_problems(
         config.model_copy(update={"bad_rows": "skip"}), tokenizer, given, TokenLimits(9, 9), 8192

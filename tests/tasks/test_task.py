@@ -110,7 +110,7 @@ def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None
 
 
 def test_a_text_task_without_data_is_an_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match=r"task\.path is empty: task math needs a data set"):
+    with pytest.raises(DataError, match=r"task\.path"):
         build_task(TaskConfig(name="math"), tokenizer, limits=TokenLimits(9, 9), context=8192, seed=0)
 
 
@@ -176,9 +176,7 @@ def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path
         == f"warning: canonical solutions: 2 of 9 judged wrong, the first of {config.path}: row 8: {why}; {got}"
     )
     gsm8k_rows(tmp_path, ["#### 10"] * 9)
-    with pytest.raises(
-        DataError, match=r"all 9 canonical solutions are judged wrong, the first of .*: row 1: answered '10', exp"
-    ):
+    with pytest.raises(DataError, match=r"all 9 .*row 1: .*'10'"):
         told(config)
     task = {"name": "task", "weight": 0.5}
     several = [{"name": "tests.tasks.verifiers:half_for_the_digit"}, task]
@@ -195,7 +193,7 @@ def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path
 
 def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:
     config = SMALL.model_copy(update={"reward": "no_such_module:reward"})
-    with pytest.raises(ConfigError, match=r"task\.reward: judge cannot start: verifier 'no_such_module:reward'"):
+    with pytest.raises(ConfigError, match=r"task\.reward: .*'no_such_module:reward'"):
         build_task(config, tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
 
 
@@ -206,7 +204,7 @@ def test_a_start_from_an_evaluation_problem_is_refused_by_its_text(task: Task, t
     task.check_starts([start(problem.id, task.decode(problem.prompt_ids)) for problem in task.train])
     text = task.decode(task.evaluation[0].prompt_ids)
     for leaked in (text, f"\n{text}\n"):  # another id and other white space: the same question
-        with pytest.raises(DataError, match="it has the prompt of evaluation problem arithmetic-"):
+        with pytest.raises(DataError, match="arithmetic-"):
             task.check_starts([start("harmless", leaked)])
 
 

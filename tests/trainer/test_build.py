@@ -38,7 +38,7 @@ def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None
     config = run_of("rloo", ranking, replay={"ratio": 0.0, "ranking": ranking})
     assert critic(config) == "none"
     check_needs(config)
-    with pytest.raises(ConfigError, match=r"critic_warmup = 2 is about the critic, .* 'rloo' reads no values; leave"):
+    with pytest.raises(ConfigError, match=r"critic_warmup = 2 .*'rloo'"):
         check_needs(run_of("rloo", ranking, replay={"ratio": 0.0, "ranking": ranking}, learner={"critic_warmup": 2}))
 
 

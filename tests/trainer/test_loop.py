@@ -145,13 +145,13 @@ def test_an_iteration_without_a_response_or_a_verdict_is_refused_before_the_upda
     learner = FakeLearner()
     engines = FakeEngines(answer, starts=0)
     run = fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}))
-    with pytest.raises(ActorError, match="no start of iteration 7"):
+    with pytest.raises(ActorError, match="iteration 7"):
         iteration(run, 7)
     engines.starts = 2
     engines.judge = lambda rollouts: [  # type: ignore[method-assign]
         replace(one, verdict=replace(one.verdict, detail="judge raised KeyError", judge_failed=True))
         for one in rollouts
     ]
-    with pytest.raises(ActorError, match=r"iteration 7 .* judge raised KeyError"):
+    with pytest.raises(ActorError, match=r"iteration 7 .*KeyError"):
         iteration(run, 7)
     assert learner.updates == []

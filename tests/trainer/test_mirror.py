@@ -83,9 +83,9 @@ def test_latest_is_written_last(
 
 
 def test_bad_places_get_one_line(s3: str, tmp_path: Path) -> None:  # noqa: F811
-    with pytest.raises(ConfigError, match=r"^gopher://x: .*name a folder such as s3://bucket/path"):
+    with pytest.raises(ConfigError, match=r"^gopher://x: .*s3://"):
         open_store("gopher://x")
-    with pytest.raises(CheckpointError, match=f"^{s3}/other: no run to resume"):
+    with pytest.raises(CheckpointError, match=f"^{s3}/other: "):
         download(f"{s3}/other", tmp_path)
     assert isinstance(open_store(s3)[0], S3FileSystem)
     assert open_store("memory://a/b")[1].strip("/") == "a/b"  # of fsspec

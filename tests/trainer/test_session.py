@@ -193,7 +193,7 @@ def test_an_engine_with_other_weights_costs_no_iteration(
 
     monkeypatch.setattr(checkpoint, "is_best", lambda *_: False)
     broken = Run(run)
-    with pytest.raises(WeightError, match="rollout-1 acknowledged"):
+    with pytest.raises(WeightError, match="rollout-1"):
         broken.start(monkeypatch, unfit, _evaluate=evaluated)
     assert broken.saved == [2, 3]
 
@@ -209,7 +209,7 @@ def test_in_asynchronous_mode_engines_are_found_lost_before_the_update(
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
     engines = AsynchronousEngines(cast(Any, stream), GREEDY, starts=1, max_staleness=1)
     parts = replace(fake_run(FakeEngines(lambda *_: ([1], True)), FakeLearner(), StartSource()), engines=engines)
-    with pytest.raises(error, match="is used up"):
+    with pytest.raises(error):
         loop.iterate(parts, parts.at(1), PhaseClock(), Interruption())
 
 

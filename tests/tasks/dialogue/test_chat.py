@@ -104,13 +104,13 @@ def test_tools_are_for_the_chat_template(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(chat.prompt_ids(tokenizer, asked, "x")).startswith("add<user>Hi\n<assistant>")
     for template in (MARKED, None):
         tokenizer.chat_template = template
-        with pytest.raises(DataError, match="row 1: the chat template takes no tools; use another one"):
+        with pytest.raises(DataError, match=r"row 1: .*tools"):
             chat.prompt_ids(tokenizer, asked, "row 1")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = "{{ messages | length }}" + MARKED
-    with pytest.raises(DataError, match="row 1: the chat template of the tokenizer rewrites earlier turns"):
+    with pytest.raises(DataError, match=r"row 1: .*chat template"):
         chat.encode_dialogue(tokenizer, MESSAGES, "row 1")
 
 
@@ -128,7 +128,5 @@ def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path
     )
     assert tokenizer.decode(split.train[0].prompt_ids) == TURNS.removesuffix("Good")
     file.write_text(json.dumps({"dialogue": "\n\nAssistant: Hello"}))
-    with pytest.raises(
-        DataError, match=r"row 1: column 'dialogue' \(task.columns.prompt\): there is no message before"
-    ):
+    with pytest.raises(DataError, match=r"row 1: column 'dialogue' \(task\.columns\.prompt\)"):
         load_items(config, read_dialogue, str(file), "train", answers=False)

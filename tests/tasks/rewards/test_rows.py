@@ -89,7 +89,7 @@ def test_a_field_inside_a_column_has_a_dotted_name(tmp_path: Path) -> None:
     assert (item.prompt, item.reference) == ("Ann has 1 pens and buys 2. How many pens has Ann?", "3")
     assert item.solution == "#### 3"
     wrong = task.model_copy(update={"columns": task.columns.model_copy(update={"answer": "extra_info.gold"})})
-    with pytest.raises(DataError, match=r"row 1 has no column 'extra_info.gold' \(task.columns.answer\)"):
+    with pytest.raises(DataError, match=r"row 1 .*'extra_info\.gold' \(task\.columns\.answer\)"):
         task_items(wrong, seed=0)
 
 
@@ -175,5 +175,5 @@ def test_a_server_gets_the_prompt_as_the_model_reads_it(tmp_path: Path, tokenize
 
 
 def test_prompts_without_a_reward_have_no_judge(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task prompts has no judge: give task\.reward"):
+    with pytest.raises(ConfigError, match=r"task\.reward"):
         judged_by_model(config(write(tmp_path / "a.jsonl", [{"prompt": "?"}])))

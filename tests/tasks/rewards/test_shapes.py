@@ -172,5 +172,5 @@ def test_only_the_columns_asked_for_are_kept() -> None:
     item = Item("p", "a", where="r: row 1", row=row)
     assert item.kept(Asks(["level"], ["prompt", "bonus"])) == {"level": 3, "prompt": "p"}
     assert item.kept(Asks(every_column=True)) == row
-    with pytest.raises(DataError, match=r"r: row 1 has no column 'levels' \(a parameter of task.reward\).*'level'"):
+    with pytest.raises(DataError, match=r"r: row 1 .*'levels' .*task\.reward.*'level'"):
         item.kept(Asks(["levels"]))

@@ -207,5 +207,5 @@ def test_lengths_take_turns() -> None:
 
 
 def test_more_problems_than_there_are_is_an_error() -> None:
-    with pytest.raises(DataError, match="no 5000 distinct training problems of 1 to 1 operations"):
+    with pytest.raises(DataError, match=r"5000 .*1 to 1 operations"):
         puzzle_items(ARITHMETIC, 0, range(1, 2), 5000, evaluation=False)

@@ -139,7 +139,7 @@ def test_a_training_problem_that_is_also_held_out_is_left_out() -> None:
     held_out = {item.prompt for item in items.evaluation}
     assert held_out.isdisjoint({item.prompt for item in items.train})
     assert items.left_out.duplicates > 0
-    with pytest.raises(DataError, match=r"leg_counting: every prompt is also an evaluation prompt"):
+    with pytest.raises(DataError, match="leg_counting"):
         task_items(config_of("leg_counting", parameters=small, problems=200, eval_problems=2000), seed=0)
 
 
@@ -172,7 +172,5 @@ def test_mistakes_are_one_line(fields: dict[str, Any], told: str) -> None:
 
 def test_without_the_package_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(
-        ConfigError, match=r"task reasoning_gym needs the package reasoning-gym .*; run `pip install --no-deps -r"
-    ):
+    with pytest.raises(ConfigError, match=r"reasoning-gym .*pip install"):
         task_items(config_of("leg_counting", parameters={"max_animals": 7}), seed=0)

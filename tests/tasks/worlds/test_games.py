@@ -25,5 +25,5 @@ def test_games_beside_each_other_draw_their_own_numbers() -> None:
 
 
 def test_an_environment_that_cannot_start_says_so() -> None:
-    with pytest.raises(Exception, match=r"an environment cannot start"):
+    with pytest.raises(Exception, match="environment"):
         Workers(RolloutConfig(environment="tasks.worlds.games:Nothing"))

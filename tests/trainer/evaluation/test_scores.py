@@ -203,7 +203,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_starts(
     (tmp_path / "file").touch()
     (tmp_path / "folder.jsonl").mkdir()
     monkeypatch.setattr(build, "open_model_and_task", None)  # nothing is read or started
-    with pytest.raises(ConfigError, match=rf"--responses .*{place}: .*; name a file that can be written"):
+    with pytest.raises(ConfigError, match=rf"--responses .*{place}"):
         evaluation.evaluate_models(Config(), "", "", tmp_path / place)
     check_responses_path(tmp_path / "deep" / "r.jsonl")
     assert not (tmp_path / "deep").exists()
@@ -219,13 +219,13 @@ def test_models_are_compared_on_the_problems_that_both_answered() -> None:
     assert (found.win_rate.mean, found.ties, found.win_rate.problems) == (0.0, 0.0, 1)  # b alone: 0.25 against 0.5
     easy = answered("b", a=1.0, b=0.0)
     assert compare(both, easy, seed=0).ties == 1.0  # a alone, by name and not by place: 1 against 1
-    with pytest.raises(ActorError, match="no held-out problem was answered by both models"):
+    with pytest.raises(ActorError, match="both models"):
         compare(easy, hard, seed=0)
 
 
 def test_an_evaluation_without_any_answer_is_an_error_of_the_engines() -> None:
     for samples in (0, 2):
-        with pytest.raises(ActorError, match="none of the 2 problems has all its responses; see"):
+        with pytest.raises(ActorError, match="2 problems"):
             answered("a", "b", samples=samples, a=0.0, b=0.0)
     left = answered("b", samples=2, a=1.0, b=0.0)
     assert (left.success, left.samples, len(left.sampled)) == (1.0, 2, 2)
@@ -289,7 +289,7 @@ def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suff
     write_responses(path, [{"response": "\ud800é"}])  # half a character has no UTF-8
     read = pyarrow.parquet.read_table(path).to_pylist() if suffix == ".parquet" else [json.loads(path.read_text())]
     assert read == [{"response": "\\ud800é" if suffix == ".parquet" else "\ud800é"}]
-    with pytest.raises(ConfigError, match=r"--responses x\.csv: write to a file that ends with \.jsonl or \.parquet"):
+    with pytest.raises(ConfigError, match=r"--responses x\.csv.*\.jsonl.*\.parquet"):
         check_responses_path(Path("x.csv"))
 
 
@@ -320,7 +320,7 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
         for name, tokens in (("a", 8), ("b", 9), ("c", 8))
     )
     check_rival(first, same)
-    with pytest.raises(ConfigError, match=r"--against .*b: it has another vocabulary than .*a; compare models of one"):
+    with pytest.raises(ConfigError, match=r"--against .*b: .*vocabulary"):
         check_rival(first, second)
 
 
@@ -332,18 +332,14 @@ def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) ->
 
     held, other = run("held", eval_problems=8), run("other", eval_path="more.jsonl", eval_problems=8)
     asked = TaskConfig(name="gsm8k", path="rows.jsonl", eval_problems=9)
-    with pytest.raises(
-        ConfigError, match=r"task\.eval_problems = 9, but .*held held out 8 and was trained on the others"
-    ):
+    with pytest.raises(ConfigError, match=r"task\.eval_problems = 9\b.* 8 "):
         evaluation.evaluate_models(Config(task=asked), held)
-    with pytest.raises(
-        ConfigError, match=r"task\.eval_path is empty, but .*other was trained on the rows of task\.path"
-    ):
+    with pytest.raises(ConfigError, match=r"task\.eval_path.*task\.path"):
         evaluation.evaluate_models(Config(task=asked), "", other)
     for harmless in ({"eval_problems": 8}, {"eval_path": "more.jsonl"}, {"path": "elsewhere.jsonl"}):
         check_unseen(asked.model_copy(update=harmless), held)
     check_unseen(TaskConfig(eval_problems=4000), held)
     exam = PartConfig(label="exam", path="rows.jsonl", split="train")
-    with pytest.raises(ConfigError, match=r"task\.eval_sets: .*held was trained on the rows of exam; name other data"):
+    with pytest.raises(ConfigError, match=r"task\.eval_sets: .*exam"):
         evaluation.evaluate_models(Config(task=TaskConfig(name="gsm8k", path="x", eval_sets=(exam,))), held)
     check_unseen(asked, str(tmp_path))
