@@ -1,6 +1,6 @@
-"""The learner seen from the driver: it scores, updates, broadcasts and saves. The maths over the global batch happens
-here (`learner.targets`). Invariants: results do not depend on the number of ranks or on the micro-batches; every wait
-has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them back."""
+"""The learner seen from the driver: it scores, updates, broadcasts and saves. What the tokens of an update weigh is
+decided before (`learner.credit`). Invariants: results do not depend on the number of ranks or on the micro-batches;
+every wait has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them back."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from core.config import AlgorithmConfig, Device, ResolvedLearner
+from core.config import Device, ResolvedLearner
 from core.errors import ConfigError, DivergenceError, WeightError
-from core.records import Boundaries, FloatArray, IntArray, Rollout, Start, Use, unsolved_share, used
+from core.records import FloatArray, IntArray, Rollout, Use, used
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
-from learner.calibration import every_token
+from learner.batch import Batch
+from learner.credit import LearnerNow
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
-from learner.losses import adapted_coefficient, faded_coefficient
+from learner.losses import adapted_coefficient
+from learner.objective import LossSettings
 from learner.packing.assign import Assignment, assign_steps_apart, assign_trees
-from learner.packing.batch import (
+from learner.packing.micro_batches import (
     Row,
     input_batches,
     over_continuation,
@@ -30,7 +32,6 @@ from learner.packing.batch import (
 from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.state import CheckpointLayout, LearnerState, learning_rate, read_state
 from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
-from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 
 PROBE_EVERY = 10  # broadcasts between two probes; the first is always probed
 PROBE_SEQUENCES = 8  # training problems whose prompts (and canonical solutions, if there are any) are the probe
@@ -41,9 +42,14 @@ MOST_SKIPPED = 8  # optimizer steps in a row that are skipped for a NaN or Inf b
 class TakenStep:
     """One optimizer step of an update."""
 
-    members: list[int]  # trajectories
+    members: list[int]  # rows
     plans: list[StepPlan]  # per rank
-    sums: StepSums  # over all ranks; NOT_TRIED: left out for a NaN or Inf in its targets
+    sums: StepSums  # over all ranks; NOT_TRIED: left out for a NaN or Inf in its columns
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether the policy was to learn."""
+        return self.plans[0].policy_lr is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,13 @@ class LearnerRecipe:
 
     model: str | Path  # Hugging Face directory or name of the policy; the critic's trunk starts from it too
     config: ResolvedLearner
-    algorithm: AlgorithmConfig
+    losses: LossSettings
     dtype: str
     device: Device
-    temperature: float  # of the rollouts; log-probabilities are those of softmax(logits / temperature)
-    longest: int  # tokens of the longest possible response
     total_steps: int  # optimizer steps of the whole run, for the learning-rate schedule
     seed: int
+    kl_coefficient: float = 0.0  # the first one; 0: there is no reference policy
+    kl_target: float | None = None  # KL to the reference, nats per token, to which the coefficient is adapted
     cpus: float = 1.0  # of a rank
     gpus: float = 1.0
     local: bool = False  # run the one rank in this process instead of a Ray actor (debugging)
@@ -66,22 +72,22 @@ class LearnerRecipe:
 
 
 class LearnerGroup:
-    """PPO on policy and critic over `learner.ranks` processes."""
+    """Policy and critic on `learner.ranks` processes."""
 
     def __init__(self, recipe: LearnerRecipe) -> None:
         """Start the ranks and load the models. Raises ModelError when the model cannot be used, else LearnerError."""
         self._recipe = recipe
-        self._config, self._algorithm = recipe.config, recipe.algorithm
+        self._config = recipe.config
         self._noise: tuple[Sequence[IntArray], Gap] | None = None  # the probe, and the gap on it before training
         self._launch()
 
     def _launch(self) -> None:
-        recipe, config, kl = self._recipe, self._config, self._algorithm.kl_coefficient
+        recipe, config, kl = self._recipe, self._config, self._recipe.kl_coefficient
         self._ranks: Ranks = (
             LocalRanks() if recipe.local else Ranks(config, device=recipe.device, cpus=recipe.cpus, gpus=recipe.gpus)
         )
         self._ranks.join(recipe.device, config.deadline)
-        arguments = (config, self._algorithm, recipe.dtype, recipe.temperature, derive(recipe.seed, "learner"))
+        arguments = (config, recipe.losses, kl > 0, recipe.dtype, derive(recipe.seed, "learner"))
         trained = self._ranks.call_same(RankWorker.load, str(recipe.model), *arguments)[0]
         self._ranks.call_same(RankWorker.open_channel, recipe.sender, config.deadline)
         fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
@@ -138,97 +144,42 @@ class LearnerGroup:
         found = self._per_token(RankWorker.values, [row_of(rollout) for rollout in rollouts])
         return [over_continuation(own, rollout) for own, rollout in zip(found, rollouts, strict=True)]
 
-    def update(self, rollouts: Sequence[Rollout], boundaries: Boundaries = every_token) -> UpdateStats:
-        """Train on rollouts that were scored with the current weights: `epochs` passes of `minibatches` optimizer
-        steps.
+    def now(self) -> LearnerNow:
+        """What `credit` needs to know of the learner for the update that comes next."""
+        warm = self._state.begin_update(self._config.critic_warmup)
+        return LearnerNow(self.version, self._state.kl_coefficient, warming_up=not warm)
 
-        During the critic's warm-up only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491); so it does on
-        equal rewards without imitated responses, which say nothing about the policy.
+    def update(self, batch: Batch) -> UpdateStats:
+        """Train on a batch of rollouts that were scored with the current weights: `epochs` passes of `minibatches`
+        optimizer steps. One pass is made even if nothing learns.
 
         A minibatch with a NaN or Inf is left out; one that arises in a loss or a gradient skips that step on all ranks.
         Skipped steps count in the learning-rate schedule.
 
         Raises DivergenceError when `MOST_SKIPPED` in a row were skipped.
         """
-        warm = self._state.begin_update(self._config.critic_warmup)
-        scored, imitated = used(rollouts, Use.TRAIN), used(rollouts, Use.IMITATE)
-        algorithm = self._current_algorithm(unsolved_share(rollouts), warm)
-        kl = algorithm.kl_coefficient
-        batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
-        if warm and imitated:
-            batch = with_imitated(batch, imitated)
-        own = [item.start for item in scored]
-        earlier = [item.start for item in imitated] if warm else []
-        train_policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
-        taken = self._train(batch, algorithm, own, earlier, train_policy)
-        self._note(scored, taken, batch.stats.reference_kl, train_policy)
-        return self._summary(batch, taken, kl, train_policy)
-
-    def _current_algorithm(self, unsolved: float, warm: bool) -> AlgorithmConfig:
-        """The algorithm of this update: with the KL coefficient that it has now, and Monte-Carlo returns in warm-up."""
-        kl = self._state.kl_coefficient
-        kl = faded_coefficient(kl, unsolved) if self._algorithm.kl_fades else kl
-        changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
-        return self._algorithm.model_copy(update=changed)
-
-    def _train(
-        self,
-        batch: TargetBatch,
-        algorithm: AlgorithmConfig,
-        own: Sequence[Start],
-        earlier: Sequence[Start],
-        train_policy: bool,
-    ) -> list[TakenStep]:
-        """The passes over the batch: rollouts of the starts `own`, then imitated ones of the starts `earlier`. One is
-        made even if nothing learns."""
-        config, taken = self._config, list[TakenStep]()
-        for number in range(config.epochs if train_policy or self._has_critic else 1):
+        config, taken, learns = self._config, list[TakenStep](), batch.policy_learns()
+        own, imitated = batch.starts(Use.TRAIN), batch.starts(Use.IMITATE)
+        for number in range(config.epochs if learns or self._has_critic else 1):
             rng = generator(self._recipe.seed, "minibatches", self._state.updates, number)
-            minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
-            taken += self._pass(batch, algorithm, taken, minibatches, train_policy)
-        return taken
+            taken += self._pass(batch, taken, assign_steps_apart(own, imitated, config.minibatches, rng))
+        self._note(batch, taken)
+        return self._summary(batch, taken)
 
-    def _summary(self, batch: TargetBatch, taken: Sequence[TakenStep], kl: float, train_policy: bool) -> UpdateStats:
-        tried = [step for step in taken if step.sums is not NOT_TRIED]
-        return summarise_update(
-            [step.sums for step in taken],
-            batch.stats,
-            policy_lr=next((step.plans[0].policy_lr for step in reversed(taken) if step.plans[0].train_policy), 0.0),
-            value_lr=taken[-1].plans[0].value_lr,
-            kl_coefficient=kl,
-            shared_share=shared_share(
-                [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
-                [batch.rows[i] for step in tried for i in step.members],
-            ),
-            policy_trained=train_policy,
-            critic=self._has_critic,
-        )
-
-    def _pass(
-        self,
-        batch: TargetBatch,
-        algorithm: AlgorithmConfig,
-        before: Sequence[TakenStep],
-        minibatches: list[list[int]],
-        policy: bool,
-    ) -> list[TakenStep]:
-        """One pass over the batch, after the steps `before` of this update. `policy`: whether the policy learns."""
-        state, total = self._state, self._recipe.total_steps
-        kl_in_loss = algorithm.kl_coefficient if algorithm.kl_placement == "loss" else 0.0
-        policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
+    def _pass(self, batch: Batch, before: Sequence[TakenStep], minibatches: list[list[int]]) -> list[TakenStep]:
+        """One pass over the batch, after the steps `before` of this update."""
+        state, config, total = self._state, self._config, self._recipe.total_steps
+        policy_step = state.policy_steps + sum(step.trains_policy for step in before)
         value_step = state.steps + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
-            trains = policy and (kl_in_loss > 0 or batch.teaches(members, algorithm))
-            policy_lr = self._rate(self._config.policy_lr, policy_step, total - late) if trains else 0.0
-            value_lr = self._rate(self._config.value_lr, value_step, total)
-            assignment = self._assign([batch.rows[i] for i in members])
-            by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._recipe.longest)
-            plans.append(
-                [StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, self._has_critic) for batches in by_rank]
-            )
-            policy_step, value_step = policy_step + trains, value_step + 1
+            learns = batch.policy_learns(members)
+            policy_lr = self._rate(config.policy_lr, policy_step, total - late) if learns else None
+            value_lr = self._rate(config.value_lr, value_step, total)
+            by_rank = batch.micro_batches(self._assign([batch.rows[i] for i in members]), members)
+            plans.append([StepPlan(batches, batch.coefficients, policy_lr, value_lr) for batches in by_rank])
+            policy_step, value_step = policy_step + learns, value_step + 1
         finite = [batch.finite(members) for members in minibatches]
         of_ranks = list(zip(*(plan for plan, good in zip(plans, finite, strict=True) if good), strict=True))
         per_rank = self._ranks.call(RankWorker.update, of_ranks) if of_ranks else []
@@ -236,20 +187,35 @@ class LearnerGroup:
         sums = [next(done) if good else NOT_TRIED for good in finite]
         return [TakenStep(*step) for step in zip(minibatches, plans, sums, strict=True)]
 
-    def _note(
-        self, scored: Sequence[Rollout], taken: Sequence[TakenStep], reference_kl: float, policy_trained: bool
-    ) -> None:
+    def _summary(self, batch: Batch, taken: Sequence[TakenStep]) -> UpdateStats:
+        tried = [step for step in taken if step.sums is not NOT_TRIED]
+        rates = [rate for step in taken if (rate := step.plans[0].policy_lr) is not None]
+        return summarise_update(
+            [step.sums for step in taken],
+            batch.stats,
+            policy_lr=rates[-1] if rates else 0.0,
+            value_lr=taken[-1].plans[0].value_lr,
+            shared_share=shared_share(
+                [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
+                [batch.rows[i] for step in tried for i in step.members],
+            ),
+            policy_trained=batch.policy_learns(),
+            critic=self._has_critic,
+        )
+
+    def _note(self, batch: Batch, taken: Sequence[TakenStep]) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
-        state, target = self._state, self._algorithm.kl_target
+        state, target, measured = self._state, self._recipe.kl_target, batch.stats.reference_kl
         skipped = [step.sums.skipped for step in taken]
         state.note_steps(
             skipped,
-            skipped_problems(scored, [[row for row in step.members if row < len(scored)] for step in taken], skipped),
+            batch.skipped_problems([step.members for step in taken], skipped),
             steps=self._config.epochs * self._config.minibatches,
-            policy_steps=sum(step.plans[0].train_policy for step in taken),
+            policy_steps=sum(step.trains_policy for step in taken),
         )
-        if policy_trained and target is not None and math.isfinite(reference_kl):
-            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, reference_kl, target, len(scored))
+        if batch.policy_learns() and target is not None and math.isfinite(measured):
+            samples = len(batch.starts(Use.TRAIN))
+            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, measured, target, samples)
         if state.skipped_in_row >= MOST_SKIPPED:
             ids = tuple(state.skipped_problems)
             raise DivergenceError(
@@ -322,7 +288,7 @@ class LearnerGroup:
         coefficient stays adapted unless another is configured. Raises CheckpointError."""
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
-        state.continue_with(len(self._ranks), self._algorithm.kl_coefficient)
+        state.continue_with(len(self._ranks), self._recipe.kl_coefficient)
         self._state = state
 
     def export(self, directory: Path) -> None:

@@ -4,10 +4,15 @@ function reduces over tokens; a loss is `(weights * per_token).sum()` however th
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from core.config import Aggregation, KlEstimator
+from core.records import Flags
+
+Doubles = npt.NDArray[np.float64]
 
 K3_RATIO = 10.0
 """Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""
@@ -104,19 +109,18 @@ def faded_coefficient(coefficient: float, unsolved: float) -> float:
     return coefficient * max(unsolved, LEAST_KL)
 
 
-def aggregation_weights(mask: Tensor, how: Aggregation, longest: int = 0) -> Tensor:
-    """Weights [B, T] whose weighted sum is the mean over the *global* batch (one optimizer step); 0 for an empty mask.
+def aggregation(lengths: Doubles, counted: Flags, how: Aggregation, longest: int = 0) -> tuple[Doubles, Doubles]:
+    """What a token of each row [n] counts, and what the row [n] adds to the divisor of its optimizer step: so that the
+    weighted sum over a step is a mean over its `counted` rows. `lengths`: tokens of each row, at least 1.
 
-    token-mean:     1 / (tokens of the batch)
-    sequence-mean:  1 / (sequences with tokens x tokens of the sequence)
-    constant:       1 / (sequences with tokens x `longest`), so that its length does not change a response's weight per
-                    token (Dr. GRPO, 2503.20783, section 3)
+    token-mean:     1 / (tokens of the step)
+    sequence-mean:  1 / (tokens of the row) / (rows of the step)
+    constant:       1 / (rows of the step x `longest`), so that its length does not change a response's weight per token
+                    (Dr. GRPO, 2503.20783, section 3)
     """
-    weights = mask.to(torch.float64)
-    lengths = weights.sum(dim=1, keepdim=True)
-    sequences = (lengths > 0).sum().clamp(min=1)
+    share = counted.astype(np.float64)
     if how == "token-mean":
-        return (weights / weights.sum().clamp(min=1.0)).to(torch.float32)
+        return share, share * lengths
     if how == "constant":
-        return (weights / (sequences * longest)).to(torch.float32)
-    return (weights / lengths.clamp(min=1.0) / sequences).to(torch.float32)
+        return share, share * longest
+    return share / lengths, share

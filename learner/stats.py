@@ -9,7 +9,7 @@ import numpy as np
 from core.records import Boundaries, Flags, FloatArray, Rollout
 from learner.calibration import critic_calibration, explained_variance
 from learner.objective import PolicySums
-from learner.packing.batch import ArrayTargets
+from learner.packing.micro_batches import Columns
 from learner.probe import Gap
 
 
@@ -40,6 +40,7 @@ class BatchStats:
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
     effective_samples: float  # share of the tokens that these weights leave, (sum w)^2 / (n sum w^2); 1: all are equal
     reference_kl: float  # mean KL of pi_prox to the reference per token, by k1; 0 without a reference policy
+    kl_coefficient: float  # weight of that KL in this update, in the loss or in the reward
     behaviour_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
     behaviour_gap_max: float
 
@@ -54,7 +55,6 @@ class UpdateStats(BatchStats):
     kl: float  # the same, over all minibatches (nats per token)
     clip_fraction: float
     entropy: float  # nats per token
-    kl_coefficient: float  # weight of the reference KL in this update
     policy_grad_norm: float  # before clipping, mean over steps
     value_grad_norm: float
     policy_lr: float  # of the last step
@@ -77,25 +77,29 @@ class BroadcastReport:
 
 def batch_stats(
     scored: Sequence[Rollout],
-    targets: ArrayTargets,
+    columns: Columns,
     behaviour: FloatArray,
+    importance: FloatArray,
+    *,
     bounded: Flags,
-    fresh: Flags,
+    current: Flags,
     boundaries: Boundaries,
+    kl_coefficient: float,
 ) -> BatchStats:
-    """Statistics of a batch and its targets. `behaviour`, `bounded`, `fresh`: of each token, its log-probability in the
-    engine, whether the correction bounds its weight, and whether it is of the current weight version."""
-    gap = np.abs(targets.proximal - behaviour)[fresh]
+    """Statistics of a batch. Of each token [N]: its log-probability in the engine, its importance weight, whether that
+    was `bounded`, and whether the token is of the `current` weight version."""
+    gap = np.abs(columns.proximal - behaviour)[current]
     auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(
-        explained_variance=explained_variance(targets.old_values, targets.returns),
+        explained_variance=explained_variance(columns.old_values, columns.returns),
         value_auc=auc,
         value_auc_within=auc_within,
         value_brier=brier,
-        importance_mean=float(targets.importance.mean()),
+        importance_mean=float(importance.mean()),
         importance_truncated=float(bounded.mean()),
-        effective_samples=effective_share(targets.importance),
-        reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
+        effective_samples=effective_share(importance),
+        reference_kl=float((columns.proximal - columns.reference).mean()),  # k1: unbiased, whatever the loss uses
+        kl_coefficient=kl_coefficient,
         behaviour_gap_mean=float(gap.mean()) if gap.size else 0.0,
         behaviour_gap_max=float(gap.max()) if gap.size else 0.0,
     )

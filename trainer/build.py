@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
     from core.parts.engines import Engines
+    from learner.credit import Algorithm
     from learner.estimators import Estimator
     from learner.group import LearnerGroup
     from replay.rankings.base import Ranking
@@ -217,6 +218,7 @@ def opened(
             sources=_sources(config, task, problems, store, cutting, pool),
             engines=engines,
             pool=pool,
+            algorithm=_algorithm(config, boundaries),
             learner=learner,
             boundaries=boundaries,
             resampling=_resampling(config),
@@ -287,6 +289,13 @@ def _boundaries(config: ResolvedConfig, task: Task) -> Boundaries:
         return no_boundaries
     table = TokenTable.from_tokenizer(task.tokenizer)
     return remembered(partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride))
+
+
+def _algorithm(config: ResolvedConfig, boundaries: Boundaries) -> Algorithm:
+    from learner.credit import Algorithm
+
+    weight = config.learner.value_coefficient if critic(config) == "shared" else 1.0
+    return Algorithm(config.algorithm, config.rollout.max_response_tokens, boundaries, weight)
 
 
 def _resampling(config: ResolvedConfig) -> Resampling:
@@ -365,19 +374,20 @@ def engine_pool(
 def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup, LearnerRecipe
+    from learner.objective import loss_settings
 
     critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     recipe = LearnerRecipe(
         model,
         config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
-        config.algorithm,
+        loss_settings(config.algorithm, config.rollout.temperature),
         dtype=config.model.dtype,
         device=device,
-        temperature=config.rollout.temperature,
-        longest=config.rollout.max_response_tokens,
         total_steps=batch_plan(config).total_steps,
         seed=derive(config.run.seed, "learner"),
+        kl_coefficient=config.algorithm.kl_coefficient,
+        kl_target=config.algorithm.kl_target,
         cpus=config.cluster.learner_cpus,
         gpus=config.cluster.learner_gpus,
         local=local,

@@ -28,6 +28,8 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
         KeyboardInterrupt: `stop` was asked to end the run. The update has not begun.
         LearnerError: a learner rank failed.
     """
+    from learner.credit import credit
+
     starts = clock.timed("replay", run.sources.propose, run.engines.room(at), at)  # states, and fresh problems
     with stop.interruptible():
         rollouts = clock.timed("generate", run.engines.generate, starts)
@@ -36,7 +38,8 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
         rollouts += clock.timed("replay", run.sources.repeat, rollouts, at)  # own earlier successes, to imitate
         rollouts = clock.timed("score", run.learner.score, rollouts)  # values and log-probabilities
     clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, own successes
-    stats = clock.timed("update", run.learner.update, rollouts, run.boundaries)
+    batch = clock.timed("update", credit, rollouts, run.algorithm, run.learner.now())  # what every token weighs
+    stats = clock.timed("update", run.learner.update, batch)  # sums weight x loss
     broadcasted, failure = clock.timed("broadcast", broadcast, run)
     return Report(at.iteration, rollouts, stats, broadcasted, failure)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
     from actors.stream import RolloutStream
+    from learner.credit import Algorithm
     from learner.group import LearnerGroup
     from learner.stats import BroadcastReport, UpdateStats
     from tasks.task import Task
@@ -101,6 +102,7 @@ class Run:
     sources: StartSource
     engines: Engines  # for the starts of training
     pool: Pool  # the same engines: for evaluation, weights and counts
+    algorithm: Algorithm  # what the tokens of a batch weigh
     learner: LearnerGroup
     boundaries: Boundaries  # where a step of a response ends
     resampling: Resampling

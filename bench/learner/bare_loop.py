@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.packing.batch import Row
+from learner.packing.micro_batches import Row
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Rows one below the other: tokens [B, T]; positions [N] of the states before scored tokens, in B * T; targets [N]."""

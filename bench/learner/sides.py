@@ -16,9 +16,15 @@ from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.records import Rollout
+from learner.calibration import every_token
+from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerRecipe
-from learner.packing.batch import row_of
+from learner.objective import loss_settings
+from learner.packing.micro_batches import row_of
+
+PPO = Algorithm(AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0), longest=1, boundaries=every_token)
+"""The bare loop has PPO's losses alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,9 @@ def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device
     recipe = LearnerRecipe(
         model,
         config,
-        AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0),  # the bare loop has PPO's losses alone
+        loss_settings(PPO.config, temperature=1.0),
         dtype=dtype,
         device=device,
-        temperature=1.0,
-        longest=1,
         total_steps=100,
         seed=0,
         cpus=0.0,
@@ -112,7 +116,7 @@ def started(work: Work) -> Iterator[tuple[Side, Side]]:
                     warm(
                         ray.get_actor("learner-rank-0"),
                         lambda: timed(lambda: group.score(work.judged)),
-                        lambda: timed(lambda: group.update(scored)),
+                        lambda: timed(lambda: group.update(credit(scored, PPO, group.now()))),
                     ),
                     warm(loop, lambda: ray.get(loop.score.remote(batches)), lambda: ray.get(loop.update.remote(steps))),
                 )

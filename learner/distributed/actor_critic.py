@@ -1,33 +1,33 @@
 """Policy and critic in their engines: as two models, as two heads of one trunk, or the policy alone. Invariants: two
-engines never interleave, one finishes all its passes of a step before the other begins; a step without `train_policy`
-changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither changes."""
+engines never interleave, one finishes all its passes of a step before the other begins; a step without a rate of the
+policy changes none of its weights, bit for bit; if the gradient of either model has a NaN or Inf, neither changes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from core.config import AlgorithmConfig, LearnerConfig
+from core.config import LearnerConfig
 from learner.distributed.engine import TrainEngine
 from learner.models.attention import line_on, to_device
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
-from learner.objective import PolicySums, policy_objective, value_objective
-from learner.packing.batch import MicroBatch, TokenTargets, TrainBatch
+from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
+from learner.packing.micro_batches import Components, MicroBatch, TokenColumns, TrainBatch
 from learner.stats import StepSums
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer step: this rank's micro-batches, the learning rates, and which models learn."""
+    """One optimizer step: this rank's micro-batches, what the components of the loss count, and the learning rates."""
 
     batches: list[TrainBatch]
-    policy_lr: float
+    coefficients: Components[float]
+    policy_lr: float | None  # None: the policy does not learn
     value_lr: float
-    kl_coefficient: float  # of the KL term in the loss
-    train_policy: bool
-    train_critic: bool
 
 
 CriticStep = tuple[float, float | None, bool]
@@ -48,11 +48,8 @@ def engines_of(
 class ActorCritic(ABC):
     """The models that a rank trains and scores with: what both kinds have in common."""
 
-    def __init__(
-        self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, learner: LearnerConfig, temperature: float
-    ) -> None:
-        self.engines, self.policy = engines, engines["policy"]
-        self._algorithm, self._learner, self._temperature = algorithm, learner, temperature
+    def __init__(self, engines: dict[str, TrainEngine], losses: LossSettings) -> None:
+        self.engines, self.policy, self._losses = engines, engines["policy"], losses
         self._device = self.policy.device
 
     @abstractmethod
@@ -72,8 +69,11 @@ class ActorCritic(ABC):
         logprobs: Tensor = self.policy(line=line_on(batch, self._device), temperature=temperature)[0]
         return logprobs
 
-    def _targets(self, batch: TrainBatch) -> TokenTargets[Tensor]:
-        return batch.targets.map(lambda column: to_device(column, self._device))
+    def _on_device(self, batch: TrainBatch) -> tuple[TokenColumns[Tensor], Components[Tensor]]:
+        def _moved(array: npt.NDArray[Any]) -> Tensor:
+            return to_device(array, self._device)
+
+        return batch.columns.map(_moved), batch.weights.map(_moved)
 
 
 class SeparateModels(ActorCritic):
@@ -82,7 +82,7 @@ class SeparateModels(ActorCritic):
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
-        return [self.logprobs(batch, self._temperature) for batch in batches], self.values(batches)
+        return [self.logprobs(batch, self._losses.temperature) for batch in batches], self.values(batches)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
@@ -90,11 +90,11 @@ class SeparateModels(ActorCritic):
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`."""
-        if not plan.train_policy:
+        if plan.policy_lr is None:
             loss, norm, applied = self._critic_step(plan)
             return StepSums(PolicySums(), loss, None, norm, skipped=not applied)
         critic: CriticStep = (0.0, None, False)
-        sums = sum((self._policy_pass(batch, plan.kl_coefficient) for batch in plan.batches), PolicySums())
+        sums = sum((self._policy_pass(batch, plan.coefficients) for batch in plan.batches), PolicySums())
 
         def _critic_has_stepped() -> bool:
             nonlocal critic
@@ -106,22 +106,21 @@ class SeparateModels(ActorCritic):
         return StepSums(sums, value_loss, policy_norm, value_norm, skipped=not applied)
 
     def _critic_step(self, plan: StepPlan) -> CriticStep:
-        if not plan.train_critic:
-            return 0.0, None, True
-        loss = sum([self._value_pass(batch) for batch in plan.batches])
+        loss = sum([self._value_pass(batch, plan.coefficients.value) for batch in plan.batches])
         return loss, *self.engines["value"].step([plan.value_lr])
 
-    def _policy_pass(self, batch: TrainBatch, kl_coefficient: float) -> PolicySums:
+    def _policy_pass(self, batch: TrainBatch, coefficients: Components[float]) -> PolicySums:
         line = line_on(batch.inputs, self._device)
-        logprobs, entropy = self.policy(line=line, temperature=self._temperature)
-        loss, sums = policy_objective(logprobs, entropy, self._targets(batch), self._algorithm, kl_coefficient)
+        logprobs, entropy = self.policy(line=line, temperature=self._losses.temperature)
+        loss, sums = policy_objective(logprobs, entropy, *self._on_device(batch), coefficients, self._losses)
         self.policy.backward(loss, logprobs)
         return sums
 
-    def _value_pass(self, batch: TrainBatch) -> float:
+    def _value_pass(self, batch: TrainBatch, coefficient: float) -> float:
         values: Tensor = self.engines["value"](line=line_on(batch.inputs, self._device))
-        loss = value_objective(values, self._targets(batch), self._algorithm.value_clip)
-        self.engines["value"].backward(loss, values)
+        columns, weights = self._on_device(batch)
+        loss = value_objective(values, columns, weights.value, self._losses.value_clip)
+        self.engines["value"].backward(coefficient * loss, values)
         return float(loss.detach())
 
 
@@ -132,13 +131,16 @@ class PolicyAlone(SeparateModels):
         """See `ActorCritic`."""
         return [torch.zeros(len(batch.copies)) for batch in batches]
 
+    def _critic_step(self, plan: StepPlan) -> CriticStep:  # noqa: ARG002
+        return 0.0, None, True
+
 
 class SharedTrunk(ActorCritic):
-    """One engine: loss = policy's + value_coefficient x critic's, two learning rates, one gradient norm."""
+    """One engine: the sum of all components of the loss, two learning rates, one gradient norm."""
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
-        temperature, device = self._temperature, self._device
+        temperature, device = self._losses.temperature, self._device
         read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [logprobs for logprobs, _, _ in read], [values for _, _, values in read]
 
@@ -147,21 +149,22 @@ class SharedTrunk(ActorCritic):
         return [self.policy(line=line_on(batch, self._device), temperature=None)[2] for batch in batches]
 
     def step(self, plan: StepPlan) -> StepSums:
-        """See `ActorCritic`. Without `train_policy` only the value head learns, and the language-model head is not read."""
-        policy, value_loss = PolicySums(), 0.0
+        """See `ActorCritic`. Without a rate of the policy only the value head learns, and the language-model head is not
+        read."""
+        policy, value_loss, learns = PolicySums(), 0.0, plan.policy_lr is not None
         for batch in plan.batches:
-            sums, loss = self._pass(batch, plan.kl_coefficient, plan.train_policy)
+            sums, loss = self._pass(batch, plan.coefficients, learns)
             policy, value_loss = policy + sums, value_loss + loss
-        norm, applied = self.policy.step([plan.policy_lr if plan.train_policy else None, plan.value_lr])
-        return StepSums(policy, value_loss, norm if plan.train_policy else None, norm, skipped=not applied)
+        norm, applied = self.policy.step([plan.policy_lr, plan.value_lr])
+        return StepSums(policy, value_loss, norm if learns else None, norm, skipped=not applied)
 
-    def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
-        line, targets = line_on(batch.inputs, self._device), self._targets(batch)
-        logprobs, entropy, values = self.policy(line=line, temperature=self._temperature if train_policy else None)
-        critic = value_objective(values, targets, self._algorithm.value_clip)
-        loss, sums = self._learner.value_coefficient * critic, PolicySums()
-        if train_policy:
-            surrogate, sums = policy_objective(logprobs, entropy, targets, self._algorithm, kl_coefficient)
-            loss = loss + surrogate
+    def _pass(self, batch: TrainBatch, coefficients: Components[float], learns: bool) -> tuple[PolicySums, float]:
+        line, (columns, weights) = line_on(batch.inputs, self._device), self._on_device(batch)
+        logprobs, entropy, values = self.policy(line=line, temperature=self._losses.temperature if learns else None)
+        critic = value_objective(values, columns, weights.value, self._losses.value_clip)
+        loss, sums = coefficients.value * critic, PolicySums()
+        if learns:
+            policy, sums = policy_objective(logprobs, entropy, columns, weights, coefficients, self._losses)
+            loss = loss + policy
         self.policy.backward(loss, values)
         return sums, float(critic.detach())

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
 from core.records import FloatArray
 from core.run_directory import open_to_readers
@@ -35,7 +35,8 @@ with without_gc():  # a rank's process begins here
     from learner.models.adapters import Lora, adapters_off, merged, save_adapters
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
-    from learner.packing.batch import MicroBatch
+    from learner.objective import LossSettings
+    from learner.packing.micro_batches import MicroBatch
     from learner.stats import StepSums
 
 KINDS: dict[str, type[ActorCritic]] = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
@@ -74,14 +75,14 @@ class RankWorker:
         return Path(file).exists()
 
     def load(
-        self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
+        self, path: str, learner: LearnerConfig, losses: LossSettings, has_reference: bool, dtype: str, seed: int
     ) -> str:
-        """Build the engines from the policy's directory, and the reference policy if `kl_coefficient` is above 0.
-        Returns the policy's class and its number of trained parameters, which a checkpoint must match."""
+        """Build the engines from the policy's directory, and the reference policy if there is one. Returns the policy's
+        class and its number of trained parameters, which a checkpoint must match."""
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
-        find_policy_loss(algorithm.policy_loss)  # raises here if this node lacks a user's module
-        self._path, self._temperature = path, temperature
+        find_policy_loss(losses.policy_loss)  # raises here if this node lacks a user's module
+        self._path, self._temperature = path, losses.temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
         load = load_shared if learner.value_model == "shared" else load_policy
         self._module: PolicyModel = load(path, kind, self._lora)
@@ -93,9 +94,9 @@ class RankWorker:
         trained = sum(p.numel() for p in self._module.parameters() if p.requires_grad)  # before ZeRO partitions them
         self._engines = engines_of(self._module, value, learner, kind)
         self._engine = self._engines["policy"]  # of the model that is exported
-        self._actor_critic = KINDS[learner.value_model](self._engines, algorithm, learner, temperature)
+        self._actor_critic = KINDS[learner.value_model](self._engines, losses)
         self._reference: PolicyModel | None = None
-        self._has_reference = algorithm.kl_coefficient > 0
+        self._has_reference = has_reference
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
             self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
         return f"{type(self._module.model).__name__} with {trained:,} trained parameters"

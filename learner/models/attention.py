@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from learner.packing.batch import MicroBatch
+from learner.packing.micro_batches import MicroBatch
 from learner.packing.trees import IndexArray, branches, subtree_ends
 
 TREE = "prefix_trees"  # the name under which transformers finds the attention of this module

@@ -14,19 +14,18 @@ from actors.pool import RolloutPool
 from core.errors import WeightError
 from core.records import FloatArray, IntArray
 from core.weights import Acknowledgement, Weights, pack, unpack
-from learner.group import LearnerGroup
 from learner.probe import Gap
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_pool import Get
 from tests.learner.conftest import make_judged
-from tests.learner.groups import group, on_policy
+from tests.learner.groups import Learner, group, on_policy
 
 PROBE = [models.start(number, prompt=24).prompt_ids for number in range(8)]
 
 
 @pytest.fixture(scope="module")
-def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, LearnerGroup]]:
+def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Learner]]:
     """An engine and a learner of one model in bfloat16, after the learner's first update and its right broadcast."""
     path, config = tiny_model(True), CONFIG.model_copy(update={"actors": 1, "deadline": 480.0})
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
@@ -55,18 +54,18 @@ class Deceived:
         return self.pool.sequence_logprobs(sequences)
 
 
-def take_steps(learner: LearnerGroup) -> None:
+def take_steps(learner: Learner) -> None:
     """An update whose steps move every weight by about 1e-2; the model's have a deviation of 0.15."""
-    learner.update(learner.score(on_policy(learner, make_judged(1))))
+    learner.learn(learner.score(on_policy(learner, make_judged(1))))
 
 
-def probed(learner: LearnerGroup, engines: RolloutPool | Deceived) -> Gap | None:
+def probed(learner: Learner, engines: RolloutPool | Deceived) -> Gap | None:
     """A broadcast that is probed whatever `PROBE_EVERY` is, as the first of a run is."""
     learner.version = 0
     return learner.broadcast(engines).gap
 
 
-def test_bfloat16_differs_by_rounding_and_an_honest_engine_passes(parts: tuple[RolloutPool, LearnerGroup]) -> None:
+def test_bfloat16_differs_by_rounding_and_an_honest_engine_passes(parts: tuple[RolloutPool, Learner]) -> None:
     pool, learner = parts
     assert learner._noise is not None
     noise, gap = learner._noise[1], probed(learner, pool)
@@ -86,7 +85,7 @@ def test_bfloat16_differs_by_rounding_and_an_honest_engine_passes(parts: tuple[R
     ids=["transposed", "transposed, last layer", "shifted", "half lost"],
 )
 def test_a_damaged_tensor_is_found(
-    parts: tuple[RolloutPool, LearnerGroup], name: str, damage: Callable[[Tensor], Tensor]
+    parts: tuple[RolloutPool, Learner], name: str, damage: Callable[[Tensor], Tensor]
 ) -> None:
     pool, learner = parts
     engines = Deceived(pool, lambda own, tensor: damage(tensor) if own == name else tensor)
@@ -95,7 +94,7 @@ def test_a_damaged_tensor_is_found(
     assert probed(learner, pool) is not None  # the right weights repair it
 
 
-def test_an_engine_that_kept_its_old_weights_is_found(parts: tuple[RolloutPool, LearnerGroup]) -> None:
+def test_an_engine_that_kept_its_old_weights_is_found(parts: tuple[RolloutPool, Learner]) -> None:
     pool, learner = parts
     assert probed(learner, Deceived(pool)) is not None  # nothing has changed yet
     take_steps(learner)

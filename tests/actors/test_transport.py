@@ -36,7 +36,7 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
         config = CONFIG.model_copy(update={"deadline": 480.0})
         starting = starter.submit(RolloutPool, EngineSpec(str(path), config, "float32", "cpu", seed=0, cpus=0.5))
         with group(path, sender=GroupSender, policy_lr=1e-2) as learner:
-            learner.update(learner.score(on_policy(learner, make_judged(1))))
+            learner.learn(learner.score(on_policy(learner, make_judged(1))))
             pool = starting.result()
             yield pool, learner
             pool.close()

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import Finish, IntArray, Rollout, Start, Verdict
+from core.config import AlgorithmConfig
+from core.records import Boundaries, Finish, IntArray, Rollout, Start, Verdict
+from learner.batch import Batch
+from learner.calibration import every_token
+from learner.credit import Algorithm, LearnerNow, credit
 
 VOCABULARY = 64
 CONTINUATION = ("tokens", "logprobs", "versions")
@@ -44,6 +48,18 @@ def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -
         )
         out.append(rollout)
     return out
+
+
+def credited(
+    rollouts: list[Rollout],
+    config: AlgorithmConfig,
+    version: int = 0,
+    kl_coefficient: float = 0.0,
+    boundaries: Boundaries = every_token,
+    longest: int = 0,
+) -> Batch:
+    """The batch of scored rollouts."""
+    return credit(rollouts, Algorithm(config, longest, boundaries), LearnerNow(version, kl_coefficient))
 
 
 def forked(judged: list[Rollout]) -> list[Rollout]:

@@ -16,9 +16,14 @@ from core.config import AlgorithmConfig, LearnerConfig, ResolvedLearner
 from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Rollout
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
+from learner.batch import Batch
+from learner.calibration import every_token
+from learner.credit import Algorithm, credit
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup, LearnerRecipe
+from learner.objective import loss_settings
+from learner.stats import UpdateStats
 from tests.learner.conftest import make_judged
 
 Tiny = Callable[[bool], Path]
@@ -76,6 +81,20 @@ def one_rank() -> RankWorker:
     return ranks._worker
 
 
+class Learner(LearnerGroup):
+    """A learner with an algorithm."""
+
+    def __init__(self, recipe: LearnerRecipe, algorithm: Algorithm) -> None:
+        super().__init__(recipe)
+        self.algorithm = algorithm
+
+    def credited(self, scored: Sequence[Rollout]) -> Batch:
+        return credit(scored, self.algorithm, self.now())
+
+    def learn(self, scored: Sequence[Rollout]) -> UpdateStats:
+        return self.update(self.credited(scored))
+
+
 @contextmanager
 def group(
     path: Path,
@@ -83,27 +102,28 @@ def group(
     dtype: str = "float32",
     sender: type[Sender] | None = None,
     **learner: Any,
-) -> Iterator[LearnerGroup]:
+) -> Iterator[Learner]:
     """A learner. One rank without a sender is in this process, because another one takes 10 s to import its
     libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
-    config = ResolvedLearner(**options)
+    config, settings = ResolvedLearner(**options), algorithm or AlgorithmConfig()
     with environment_of_a_rank():
         recipe = LearnerRecipe(
             path,
             config,
-            algorithm or AlgorithmConfig(),
+            loss_settings(settings, temperature=0.9),
             dtype=dtype,
             device="cpu",
-            temperature=0.9,
-            longest=8,
             total_steps=24,
             seed=0,
+            kl_coefficient=settings.kl_coefficient,
+            kl_target=settings.kl_target,
             cpus=0.5,
             sender=sender,
             local=config.ranks == 1 and sender is None,
         )
-        made = LearnerGroup(recipe)
+        weight = config.value_coefficient if config.value_model == "shared" else 1.0
+        made = Learner(recipe, Algorithm(settings, 8, every_token, weight))
     with closing(made):
         yield made
 
@@ -152,11 +172,11 @@ def weights_of(learner: LearnerGroup, path: Path) -> dict[str, np.ndarray[Any, n
     return {name: tensor.detach().numpy().copy() for name, tensor in engines.model.named_parameters()}
 
 
-def train(learner: LearnerGroup, updates: Sequence[int]) -> list[list[Rollout]]:
+def train(learner: Learner, updates: Sequence[int]) -> list[list[Rollout]]:
     batches = []
     for seed in updates:
         scored = learner.score(on_policy(learner, make_judged(seed)))
-        learner.update(scored)
+        learner.learn(scored)
         batches.append(scored)
     return batches
 

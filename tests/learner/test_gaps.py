@@ -15,12 +15,11 @@ from core.records import Flags, FloatArray, Rollout
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
-from learner.objective import policy_objective
-from learner.packing.batch import Row, TokenTargets, micro_batch, over_continuation, row_of
-from learner.targets import compute_targets
-from tests.learner.conftest import make_judged
+from learner.objective import loss_settings, policy_objective
+from learner.packing.micro_batches import Components, Row, TokenColumns, micro_batch, over_continuation, row_of
+from tests.learner.conftest import credited, make_judged
 from tests.learner.groups import Tiny
-from tests.learner.test_targets import scored_from
+from tests.learner.test_credit import assert_same, scored_from
 
 
 def with_gap(scored: Rollout, at: int, size: int) -> Rollout:
@@ -49,7 +48,7 @@ def with_gap(scored: Rollout, at: int, size: int) -> Rollout:
         {},
         {"kl_coefficient": 0.1, "kl_placement": "reward"},
         {"estimator": "reinforce++"},
-        {"importance": "sequence_truncate", "policy_lambda": 0.9, "value_lambda": 0.8},
+        {"importance": "sequence_truncate", "policy_lambda": 0.9, "value_lambda": 0.8, "aggregation": "sequence-mean"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "default",
 )
@@ -67,13 +66,9 @@ def test_targets_are_those_of_the_trajectory_without_the_gap(
         with_gap(one, data.draw(st.integers(1, len(one.values) - 1)), 3) if len(one.values) > 1 else one
         for one in plain
     ]
-    expected, found = (compute_targets(batch, config, 0, kl_coefficient=0.1, longest=20) for batch in (plain, wide))
-    for name in ("proximal", "advantages", "importance", "old_values", "returns", "reference", "sequence"):
-        np.testing.assert_array_equal(getattr(found.targets, name), getattr(expected.targets, name))
+    expected, found = (credited(batch, config, 0, kl_coefficient=0.1, longest=20) for batch in (plain, wide))
+    assert_same(found, expected)
     assert found.offsets.tolist() == expected.offsets.tolist()
-    members = list(range(len(plain)))
-    for how in ("token-mean", "sequence-mean"):
-        np.testing.assert_array_equal(found.weighted(members, how).weights, expected.weighted(members, how).weights)
     different = {"value_auc", "value_auc_within", "value_brier"}  # the ends of answers are states, too
     for name in {*type(found.stats).__slots__} - different:
         assert getattr(found.stats, name) == getattr(expected.stats, name)
@@ -84,11 +79,11 @@ def test_advantages_over_a_gap_by_hand() -> None:
     judged = next(j for j in make_judged(3) if len(j.tokens) == 3 and j.verdict.reward == 1.0)
     values = np.array([0.25, 0.5, 0.75], np.float32)
     scored = replace(judged, values=values, proximal=judged.logprobs, reference=judged.logprobs)
-    batch = compute_targets([with_gap(scored, 2, 2)], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
+    batch = credited([with_gap(scored, 2, 2)], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.5 - 0.25, 0.75 - 0.5 (over the gap), 1 - 0.75: A_2 = 0.25, A_1 = 0.25 + 0.125, A_0 = 0.25 + 0.1875
-    np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
-    np.testing.assert_allclose(batch.targets.returns, [1.0, 1.0, 1.0])
-    assert batch.targets.importance.tolist() == [1.0, 1.0, 1.0]
+    np.testing.assert_allclose(batch.columns.advantages, [0.4375, 0.375, 0.25])
+    np.testing.assert_allclose(batch.columns.returns, [1.0, 1.0, 1.0])
+    assert batch.components.rl.tokens.tolist() == [1.0, 1.0, 1.0]
     assert batch.rows[0].scored == 3
 
 
@@ -108,22 +103,24 @@ def test_rows_are_read_whole_and_scored_in_part() -> None:
     assert row_of(rollout).mask is rollout.mask
 
 
-def _targets(count: int, advantages: FloatArray) -> TokenTargets[torch.Tensor]:
-    def _same(value: float) -> torch.Tensor:
-        return torch.full((count,), value)
+def _objective(logprobs: torch.Tensor, entropy: torch.Tensor, advantages: FloatArray) -> torch.Tensor:
+    """Of one row; every token weighs 1 / N in surrogate, entropy and KL."""
 
-    return TokenTargets(
+    def _same(value: float) -> torch.Tensor:
+        return torch.full((len(logprobs),), value)
+
+    columns = TokenColumns(
         proximal=_same(-4.0),
         advantages=torch.from_numpy(advantages),
-        importance=_same(1.0),
         old_values=_same(0.0),
         returns=_same(0.0),
         reference=_same(-4.2),
-        weights=_same(1 / count),
-        policy_weights=_same(1 / count),
-        positive=_same(0.0),
-        sequence=_same(0.0),
+        sequence=_same(0.0).long(),
     )
+    coefficients = Components(rl=1.0, ce=0.0, kl=0.1, entropy=0.01, value=1.0)
+    weights = coefficients.map(lambda _: _same(1 / len(logprobs)))
+    settings = loss_settings(AlgorithmConfig(kl_estimator="k2"), 1.0)
+    return policy_objective(logprobs, entropy, columns, weights, coefficients, settings)[0]
 
 
 def test_losses_and_gradients_are_those_of_the_policys_tokens_alone(tiny_model: Tiny) -> None:
@@ -131,17 +128,16 @@ def test_losses_and_gradients_are_those_of_the_policys_tokens_alone(tiny_model: 
     5."""
     tokens, own = np.array([3, 4, 5, 6, 20, 21, 7, 8], np.int32), [2, 3, 6, 7]
     advantages = np.array([1.0, -0.5, 0.25, 2.0], np.float32)
-    settings = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k2")
     policy = load_policy(tiny_model(False), torch.float32).eval()
     row = Row(tokens, 2, np.array([1, 1, 0, 0, 1, 1], np.bool_))
     logprobs, entropy = policy(line_on(micro_batch([row]), torch.device("cpu")), 1.0)
-    loss, _ = policy_objective(logprobs, entropy, _targets(4, advantages), settings, 0.1)
+    loss = _objective(logprobs, entropy, advantages)
     plain = AutoModelForCausalLM.from_pretrained(tiny_model(False), dtype=torch.float32).eval()
     table = torch.log_softmax(plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], -1)
     states = table[[at - 1 for at in own]]
     chosen = states[range(4), tokens[own].tolist()]
     spread = -(states.exp() * states).sum(-1)
-    expected, _ = policy_objective(chosen, spread, _targets(4, advantages), settings, 0.1)
+    expected = _objective(chosen, spread, advantages)
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     loss.backward()
     expected.backward()

@@ -18,12 +18,11 @@ from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
-from learner.group import LearnerGroup
-from learner.targets import compute_targets, train_batches
 from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
     Engines,
+    Learner,
     Tiny,
     check_export,
     group,
@@ -58,7 +57,7 @@ def test_ranks_zero_stages_and_cuts_give_the_same_losses_gradients_and_weights(t
             stats = []
             for seed in range(4):
                 scored = learner.score(on_policy(learner, forked(make_judged(seed))))
-                stats.append(learner.update(scored))
+                stats.append(learner.learn(scored))
             weights.append(weights_of(learner, path))
             values.append(last_values(scored))
         numbers.append([(s.policy_loss, s.value_loss, s.entropy, s.policy_grad_norm, s.value_grad_norm) for s in stats])
@@ -81,7 +80,7 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
     with group(path, AlgorithmConfig(kl_coefficient=0.1)) as learner:
         judged = on_policy(learner, make_judged(5))
         scored = learner.score(judged)
-        stats = learner.update(scored)
+        stats = learner.learn(scored)
         assert stats.first_kl == pytest.approx(0.0, abs=1e-7)
         assert stats.kl > 1e-6  # later minibatches have moved
         assert stats.importance_mean == pytest.approx(1.0, abs=1e-6)
@@ -113,8 +112,8 @@ def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_
         algorithm = AlgorithmConfig.model_validate({"kl_coefficient": 0.1, "kl_schedule": schedule})
         with group(tiny_model(True), algorithm, minibatches=1) as learner:
             batch = on_policy(learner, make_judged(5))
-            learner.update(learner.score(batch))
-            stats = learner.update(learner.score(batch))
+            learner.learn(learner.score(batch))
+            stats = learner.learn(learner.score(batch))
             assert stats.kl_coefficient == pytest.approx({"constant": 0.1, "unsolved": 0.05}[schedule])
             moved.append(learner.logprobs(PROBE)[0])
     assert not np.array_equal(moved[0], moved[1])  # the loss has it, too
@@ -130,7 +129,7 @@ def test_a_minibatch_of_equal_rewards_steps_for_the_kl_alone_where_others_teach(
             *(replace(item, verdict=Verdict(0.0, False)) for item in others),
             replace(last, verdict=Verdict(1.0, True)),
         ]
-        learner.update(learner.score(mixed))
+        learner.learn(learner.score(mixed))
         assert learner._state.policy_steps == (2 if kl else 1)
 
 
@@ -144,16 +143,16 @@ def test_an_imitated_success_becomes_likelier_where_the_batch_itself_says_nothin
             return float(learner.score([success])[0].proximal.sum())
 
         before = likelihood()
-        assert learner.update(learner.score(failed)).policy_steps == 0
+        assert learner.learn(learner.score(failed)).policy_steps == 0
         assert likelihood() == before
-        stats = learner.update(learner.score([*failed, replace(success, use=Use.IMITATE)]))
+        stats = learner.learn(learner.score([*failed, replace(success, use=Use.IMITATE)]))
         assert stats.policy_steps == 1  # the minibatch that has it
         assert likelihood() > before
 
 
 def test_a_rollout_is_scored_as_its_use_needs_it(tiny_model: Tiny) -> None:
     with group(tiny_model(True)) as learner:
-        learner.update(learner.score(on_policy(learner, make_judged(6))))  # a new critic says 0
+        learner.learn(learner.score(on_policy(learner, make_judged(6))))  # a new critic says 0
         rollouts = make_judged(7, count=4)
         alone = learner.score(rollouts)
         given = [replace(one, use=use) for use in reversed(Use) for one in rollouts]
@@ -185,7 +184,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         batch = on_policy(learner, make_judged(7))
         variances = []
         for _ in range(8):
-            stats = learner.update(learner.score(batch))
+            stats = learner.learn(learner.score(batch))
             variances.append(stats.explained_variance)
             assert not stats.policy_trained
             assert stats.policy_lr == 0.0
@@ -194,7 +193,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         assert variances[-1] > 0.5
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, weights_start(path)[name])
-        stats = learner.update(learner.score(batch))
+        stats = learner.learn(learner.score(batch))
         assert stats.policy_trained
         assert stats.kl_coefficient == 0.1
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
@@ -206,15 +205,15 @@ def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(tiny_model
     path, verdict = tiny_model(True), Verdict(float(correct), correct)
     with group(path, AlgorithmConfig(kl_coefficient=0.1, positive_coefficient=1.0)) as learner:
         batch = on_policy(learner, make_judged(0))
-        assert learner.update(learner.score(batch)).policy_trained
+        assert learner.learn(learner.score(batch)).policy_trained
         before = weights_of(learner, path)
         equal = [replace(item, verdict=verdict) for item in on_policy(learner, make_judged(1))]
-        stats = learner.update(learner.score(equal))
+        stats = learner.learn(learner.score(equal))
         assert not stats.policy_trained
         assert stats.value_grad_norm > 0
         for name, weight in weights_of(learner, path).items():
             np.testing.assert_array_equal(weight, before[name])
-        assert learner.update(learner.score(batch)).policy_trained
+        assert learner.learn(learner.score(batch)).policy_trained
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])  # 2: test_variants.py
@@ -251,19 +250,17 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
         learner.save(tmp_path)
     with group(path, AlgorithmConfig(kl_coefficient=0.1), minibatches=1) as learner:
         learner.restore(tmp_path)
-        stats = learner.update(learner.score(on_policy(learner, make_judged(2))))
+        stats = learner.learn(learner.score(on_policy(learner, make_judged(2))))
         assert stats.kl_coefficient == 0.1
         assert abs(stats.reference_kl) > 1e-9
 
 
-def step_of(learner: LearnerGroup, scored: list[Rollout]) -> tuple[bool, bool]:
+def step_of(learner: Learner, scored: list[Rollout]) -> tuple[bool, bool]:
     """One optimizer step on the whole batch, whatever its targets: whether it was taken, and whether the policy's
     gradient is finite."""
-    prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
-    by_rank = train_batches(
-        learner._assign(prepared.rows), prepared, range(len(scored)), learner._algorithm.aggregation
-    )
-    plans = [[StepPlan(own, 1e-4, 1e-4, learner._state.kl_coefficient, True, True)] for own in by_rank]
+    batch = learner.credited(scored)
+    by_rank = batch.micro_batches(learner._assign(batch.rows), range(len(scored)))
+    plans = [[StepPlan(own, batch.coefficients, 1e-4, 1e-4)] for own in by_rank]
     done = [step for (step,) in learner._ranks.call(RankWorker.update, plans)]
     assert len({step.skipped for step in done}) == 1  # all ranks alike
     return not done[0].skipped, np.isfinite(done[0].policy_norm or np.nan)
@@ -295,20 +292,20 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)
         for kind in ("reward", "proximal", "policy", "value", "critic"):
-            stats = learner.update([with_nan(s, kind) for s in scored])
+            stats = learner.learn([with_nan(s, kind) for s in scored])
             assert (stats.steps, stats.skipped_steps) == (3, 3), kind
             np.testing.assert_array_equal(last_values(learner.score(scored)), values, err_msg=kind)
         # whitening over the batch spreads one NaN in the values over all advantages
         with pytest.raises(
             DivergenceError, match=r"18 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
         ) as error:
-            learner.update([with_nan(s, "values") if i == 3 else s for i, s in enumerate(scored)])
+            learner.learn([with_nan(s, "values") if i == 3 else s for i, s in enumerate(scored)])
         assert len(error.value.problem_ids) == 12  # of the whole row of skipped steps
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, before[name])
         np.testing.assert_array_equal(last_values(learner.score(scored)), values)
         # one bad rollout spoils only the step that it is in
-        stats = learner.update([with_nan(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
+        stats = learner.learn([with_nan(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
         assert (stats.steps, stats.skipped_steps) == (3, 1)
         assert np.isfinite([stats.policy_loss, stats.value_loss, stats.policy_grad_norm, stats.first_kl]).all()
         after = weights_of(learner, path)

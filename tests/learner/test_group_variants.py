@@ -11,14 +11,16 @@ import ray
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
+from learner.calibration import every_token
+from learner.credit import Algorithm, LearnerNow, credit
 from learner.distributed.actor_critic import SharedTrunk, StepPlan, engines_of
 from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
 from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
+from learner.objective import loss_settings
 from learner.packing.assign import assign_trees
-from learner.packing.batch import Row, TrainBatch
-from learner.targets import compute_targets, train_batches
+from learner.packing.micro_batches import Row, TrainBatch
 from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
@@ -127,10 +129,10 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
     batch = make_judged(7)
     with group(path, **options, critic_warmup=2, weight_decay=0.1, value_lr=3e-3) as learner:
         for _ in range(2):
-            assert not learner.update(learner.score(on_policy(learner, batch))).policy_trained
+            assert not learner.learn(learner.score(on_policy(learner, batch))).policy_trained
         assert largest(weights_of(learner, path), weights_start(path)) == 0.0
         assert float(np.abs(learner.score(batch)[0].values).max()) > 1e-3
-        assert learner.update(learner.score(on_policy(learner, batch))).policy_trained
+        assert learner.learn(learner.score(on_policy(learner, batch))).policy_trained
         after, start = weights_of(learner, path), weights_start(path)
         # Adam's first step moves every weight by at most lr (1e-4), weight decay by lr x 0.1 x |w| more
         assert 9e-5 < largest(after, start) < 1.2e-4
@@ -144,7 +146,7 @@ def test_the_policy_takes_the_same_steps_without_a_critic(tiny_model: Tiny) -> N
     cases: list[dict[str, Any]] = [{}, {"value_model": "none"}]
     for options in cases:
         with group(path, algorithm, minibatches=2, **options) as learner:
-            stats = learner.update(learner.score(on_policy(learner, make_judged(1))))
+            stats = learner.learn(learner.score(on_policy(learner, make_judged(1))))
             values = np.concatenate([s.values for s in learner.score(make_judged(5))])
             results.append((stats, values, weights_of(learner, path)))
     (once, _, weights), (alone, no_values, without) = results
@@ -170,15 +172,16 @@ def bare_gradients(
     targets = torch.cat([tokens[row.context :] for tokens, row in zip(sequences, rows, strict=True)])
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    t, c = batch.targets.map(torch.from_numpy), LOSSES
+    t, c = batch.columns.map(torch.from_numpy), LOSSES
+    w = batch.weights.map(torch.from_numpy)
     r = ratio(chosen, t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
     values = model.head(hidden)[:, 0]
     near = t.old_values + (values - t.old_values).clamp(-c.value_clip, c.value_clip)
     critic = 0.5 * torch.maximum((values - t.returns) ** 2, (near - t.returns) ** 2)
-    positive = c.positive_coefficient * t.positive * r.clamp(max=1 + c.clip_high)
-    policy = (t.weights * t.importance * surrogate - positive).sum()
-    (policy + value_coefficient * (t.weights * critic).sum()).backward()
+    positive = c.positive_coefficient * w.ce * r.clamp(max=1 + c.clip_high)
+    policy = (w.rl * surrogate - positive).sum()
+    (policy + value_coefficient * (w.value * critic).sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -186,25 +189,25 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     path = tiny_model(True)
     with group(path) as learner:
         scored = learner.score(on_policy(learner, forked(make_judged(3))))
-    prepared = compute_targets(scored, LOSSES, 0)
+    prepared = credit(scored, Algorithm(LOSSES, 8, every_token, value_coefficient=0.3), LearnerNow(0, 0.0))
     assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
-    ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
+    ((whole,),) = prepared.micro_batches(assignment, list(range(len(scored))))
     expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, 0.3, 0.9)
-    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), 0.3, 0.9)
+    found = engine_gradients(path, StepPlan([whole], prepared.coefficients, 1e-4, 1e-4), 0.9)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
 
 
-def engine_gradients(path: Path, step: StepPlan, value_coefficient: float, tau: float) -> dict[str, torch.Tensor]:
+def engine_gradients(path: Path, step: StepPlan, tau: float) -> dict[str, torch.Tensor]:
     """What `SharedTrunk` accumulates before its step."""
     one_rank()
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
-    config = LearnerConfig(max_grad_norm=1e9, value_coefficient=value_coefficient)
-    trunk = SharedTrunk(engines_of(model, None, config, torch.float32), LOSSES, config, tau)
+    engines = engines_of(model, None, LearnerConfig(max_grad_norm=1e9), torch.float32)
+    trunk = SharedTrunk(engines, loss_settings(LOSSES, tau))
     for batch in step.batches:
-        trunk._pass(batch, step.kl_coefficient, step.train_policy)
+        trunk._pass(batch, step.coefficients, learns=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -252,8 +255,8 @@ def test_bf16_with_fp32_master_weights_skips_resumes_and_broadcasts(tiny_model: 
         train(learner, [1])
         learner.save(tmp_path / "checkpoint")
         scored = learner.score(on_policy(learner, make_judged(2)))
-        assert learner.update([with_nan(s, "critic") for s in scored]).skipped_steps == 4
-        assert learner.update(scored).skipped_steps == 0
+        assert learner.learn([with_nan(s, "critic") for s in scored]).skipped_steps == 4
+        assert learner.learn(scored).skipped_steps == 0
         straight = learner.score(make_judged(5))
         engines = Engines(path, dtype=torch.bfloat16)
         learner.broadcast(engines)
@@ -262,8 +265,8 @@ def test_bf16_with_fp32_master_weights_skips_resumes_and_broadcasts(tiny_model: 
         assert gap.mean < 0.1  # bf16 has 8 bits
     with group(path, dtype="bfloat16", **options) as learner:
         learner.restore(tmp_path / "checkpoint")
-        learner.update([with_nan(s, "proximal") for s in scored])  # which no rank gets to see
-        learner.update(scored)
+        learner.learn([with_nan(s, "proximal") for s in scored])  # which no rank gets to see
+        learner.learn(scored)
         for one, other in zip(straight, learner.score(make_judged(5)), strict=True):
             np.testing.assert_array_equal(one.proximal, other.proximal)
             np.testing.assert_array_equal(one.values, other.values)

@@ -1,4 +1,4 @@
-"""Own earlier successes in the learner: the language-model loss takes them, and nothing else does."""
+"""Own earlier successes in a batch: the language-model loss takes them, and nothing else does."""
 
 from dataclasses import replace
 
@@ -6,31 +6,49 @@ import numpy as np
 
 from core.config import AlgorithmConfig
 from core.records import Use, Verdict
-from learner.targets import compute_targets, with_imitated
-from tests.learner.conftest import make_judged
-from tests.learner.test_targets import scored_from
+from learner.calibration import every_token
+from learner.credit import Algorithm, LearnerNow, credit
+from tests.learner.conftest import credited, make_judged
+from tests.learner.test_credit import scored_from
+
+CONFIG = AlgorithmConfig(positive_coefficient=1.0)
 
 
 def test_only_the_language_model_loss_takes_imitated_responses() -> None:
     judged = [replace(j, verdict=Verdict(0.0, False)) for j in make_judged(0)]
     won = scored_from([replace(j, verdict=Verdict(1.0, True)) for j in make_judged(1)][:2])
     earlier = [replace(each, use=Use.IMITATE, weight=weight) for each, weight in zip(won, (1.0, 0.25), strict=True)]
-    config = AlgorithmConfig(positive_coefficient=1.0)
-    alone = compute_targets(scored_from(judged), config, 0)
-    batch = with_imitated(alone, earlier)
+    alone, batch = credited(scored_from(judged), CONFIG), credited([*scored_from(judged), *earlier], CONFIG)
     every = range(len(judged) + 2)
-    assert not alone.teaches(range(len(judged)), config)
-    assert batch.teaches(every, config)
-    assert not batch.teaches(range(len(judged)), config)
+    assert not alone.policy_learns()
+    assert batch.policy_learns()
+    assert batch.policy_learns([len(judged)])
+    assert not batch.policy_learns(range(len(judged)))
     assert batch.finite(every)
-    before, after = alone.weighted(range(len(judged)), "token-mean"), batch.weighted(every, "token-mean")
+    before, after = alone.weights(range(len(judged))), batch.weights(every)
     first, second = (len(each.tokens) for each in won)
     tokens = first + second
-    for name in ("weights", "policy_weights"):  # the loss of the others is as it was
+    for name in ("rl", "kl", "entropy", "value"):  # the loss of the others is as it was
         np.testing.assert_array_equal(getattr(after, name), [*getattr(before, name), *[0.0] * tokens])
-    assert not after.positive[:-tokens].any()
-    whole = len(after.weights)  # every token of the batch counts alike, a faded success less
-    np.testing.assert_allclose(after.positive[-tokens:], [1 / whole] * first + [0.25 / whole] * second, rtol=1e-6)
-    np.testing.assert_array_equal(after.proximal[-second:], won[1].proximal)
-    assert sorted({int(number) for number in after.sequence[-tokens:]}) == [len(judged), len(judged) + 1]
+    assert not after.ce[:-tokens].any()
+    whole = len(after.ce)  # every token of the batch counts alike, a faded success less
+    np.testing.assert_allclose(after.ce[-tokens:], [1 / whole] * first + [0.25 / whole] * second, rtol=1e-6)
+    np.testing.assert_array_equal(batch.columns.proximal[-second:], won[1].proximal)
+    assert sorted(set(batch.columns.sequence[-tokens:].tolist())) == [len(judged), len(judged) + 1]
     assert batch.rows[-1].tokens.tolist() == won[1].sequence_ids.tolist()
+
+
+def test_while_the_critic_warms_up_nothing_is_imitated_and_only_the_critic_learns() -> None:
+    scored = scored_from(make_judged(0))
+    batch = credit(
+        [*scored, replace(scored[1], use=Use.IMITATE)],
+        Algorithm(CONFIG.model_copy(update={"entropy_coefficient": 0.1, "value_lambda": 0.0}), 8, every_token),
+        LearnerNow(version=0, kl_coefficient=0.2, warming_up=True),
+    )
+    assert len(batch.rows) == len(scored)
+    assert not batch.policy_learns()
+    c = batch.coefficients
+    assert (c.rl, c.ce, c.kl, c.entropy, c.value) == (0.0, 0.0, 0.0, 0.0, 1.0)
+    assert batch.stats.kl_coefficient == 0.2
+    for row, one in enumerate(scored):  # Monte-Carlo returns, whatever value_lambda is
+        np.testing.assert_allclose(batch.columns.returns[batch.token_index([row])], one.verdict.reward)

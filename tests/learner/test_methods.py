@@ -10,9 +10,8 @@ from core.errors import ConfigError
 from core.load import override, parse_config
 from core.sections.registry import names
 from learner.methods import check_estimator, check_policy_loss, find_estimator, find_policy_loss
-from learner.targets import compute_targets
-from tests.learner.conftest import make_judged
-from tests.learner.test_targets import scored_from
+from tests.learner.conftest import credited, make_judged
+from tests.learner.test_credit import scored_from
 
 MODULE = """
 import torch
@@ -69,9 +68,9 @@ def test_a_users_own_estimator_trains() -> None:
     assert not find_estimator("my_own:twice").needs_values
     assert find_estimator("my_own:twice_the_reward").needs_values  # a plain function may read them
     scored = scored_from(make_judged(0))
-    batch = compute_targets(scored, AlgorithmConfig(estimator="my_own:twice"), 0)
+    batch = credited(scored, AlgorithmConfig(estimator="my_own:twice"), 0)
     for row, item in enumerate(scored):
-        assert set(batch.targets.advantages[batch.token_index([row])].tolist()) == {2 * item.verdict.reward}
+        assert set(batch.columns.advantages[batch.token_index([row])].tolist()) == {2 * item.verdict.reward}
 
 
 @pytest.mark.usefixtures("_my_own")

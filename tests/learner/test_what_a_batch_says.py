@@ -8,9 +8,8 @@ import pytest
 
 from core.config import AlgorithmConfig
 from core.records import FloatArray, Rollout
-from learner.targets import compute_targets
-from tests.learner.conftest import make_judged
-from tests.learner.test_targets import grouped, scored_from
+from tests.learner.conftest import credited, make_judged
+from tests.learner.test_credit import grouped, scored_from
 
 
 def with_reference(scored: list[Rollout]) -> list[Rollout]:
@@ -32,29 +31,29 @@ def with_reference(scored: list[Rollout]) -> list[Rollout]:
 def test_a_kl_in_the_reward_alone_makes_no_step(fields: dict[str, Any]) -> None:
     kl = {"kl_coefficient": 0.1, "kl_placement": "reward"}
     config = AlgorithmConfig.model_validate({**fields, **kl, "positive_coefficient": 1.0})
-    equal = compute_targets(with_reference(grouped([0.5] * 5, [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
-    assert not equal.targets.advantages.any()
-    assert not equal.teaches(range(5), config)
-    assert equal.targets.returns.std() > 0.01  # the critic still learns of the KL
-    varied = compute_targets(with_reference(grouped([0.5, 1, 0, 0, 1], [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
-    assert varied.teaches(range(5), config)
+    equal = credited(with_reference(grouped([0.5] * 5, [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
+    assert not equal.columns.advantages.any()
+    assert not equal.policy_learns()
+    assert equal.columns.returns.std() > 0.01  # the critic still learns of the KL
+    varied = credited(with_reference(grouped([0.5, 1, 0, 0, 1], [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
+    assert varied.policy_learns()
 
 
 @pytest.mark.parametrize("fields", [{}, {"estimator": "reinforce++"}])
 def test_the_language_model_loss_leaves_out_equal_rewards_with_every_estimator(fields: dict[str, str]) -> None:
     config = AlgorithmConfig.model_validate({"normalise": "none", **fields})
     equal, varied = (grouped(rewards, [0, 1, 2, 3]) for rewards in ([1.0] * 4, [1.0, 0.0, 1.0, 0.0]))
-    assert compute_targets(equal, config, 0).targets.advantages.any()  # they are not compared with each other
-    assert not compute_targets(equal, config, 0).positive.any()
-    assert compute_targets(varied, config, 0).positive.any()
+    assert credited(equal, config, 0).columns.advantages.any()  # they are not compared with each other
+    assert not credited(equal, config, 0).components.ce.tokens.any()
+    assert credited(varied, config, 0).components.ce.tokens.any()
 
 
 def test_equal_groups_take_no_part_in_whitening() -> None:
     """R - mean is +-1/2 in the first group and 0 in the other; over all tokens the deviation would be smaller than
     1/2."""
     scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
-    batch = compute_targets(scored, AlgorithmConfig(estimator="reinforce++_baseline", normalise="global"), 0)
-    used = batch.targets.advantages[batch.token_index([0, 1])]
+    batch = credited(scored, AlgorithmConfig(estimator="reinforce++_baseline", normalise="global"), 0)
+    used = batch.columns.advantages[batch.token_index([0, 1])]
     assert float(used.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(np.square(used).mean()) == pytest.approx(1.0, rel=1e-5)
 
@@ -67,5 +66,5 @@ def test_the_metric_of_the_kl_is_unbiased_whatever_the_loss_uses(estimator: str)
     config = AlgorithmConfig.model_validate(
         {"kl_coefficient": 0.1, "kl_estimator": estimator, "kl_placement": "reward"}
     )
-    stats = compute_targets([replace(scored, reference=scored.proximal - away)], config, 0, kl_coefficient=0.1).stats
+    stats = credited([replace(scored, reference=scored.proximal - away)], config, 0, kl_coefficient=0.1).stats
     assert stats.reference_kl == pytest.approx(0.5)  # k1: (0.5 + 0 + 1) / 3; k2 would be 0.208, k3 0.158

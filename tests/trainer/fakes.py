@@ -7,9 +7,13 @@ from typing import Any, cast
 import numpy as np
 
 from actors.ledger import Queues
+from core.config import AlgorithmConfig
 from core.errors import ActorError, LearnerError, WeightError
 from core.parts.sources import Progress, StartSource
-from core.records import Finish, IntArray, Problem, Rollout, Sampling, Start, Use, Verdict, used
+from core.records import Finish, Problem, Rollout, Sampling, Start, Use, Verdict, used
+from learner.batch import Batch
+from learner.calibration import every_token
+from learner.credit import Algorithm, LearnerNow
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from trainer.run import Resampling, Run
@@ -65,7 +69,7 @@ class FakeLearner:
     """Every value is 0.5. Keeps what it is given."""
 
     version: int = 0
-    updates: list[list[Rollout]] = field(default_factory=list)
+    updates: list[list[Rollout]] = field(default_factory=list)  # of every update the rollouts that it learns from
     error: ActorError | WeightError | LearnerError | None = None  # of a broadcast
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -76,8 +80,11 @@ class FakeLearner:
         half, log_p = np.full(rollout.tokens.size, 0.5, np.float32), np.full(rollout.tokens.size, -1.0, np.float32)
         return replace(rollout, values=half, proximal=log_p, reference=log_p)
 
-    def update(self, rollouts: Sequence[Rollout], *_: Any) -> UpdateStats:
-        self.updates.append(list(rollouts))
+    def now(self) -> LearnerNow:
+        return LearnerNow(self.version, kl_coefficient=0.0)
+
+    def update(self, batch: Batch) -> UpdateStats:
+        self.updates.append(batch.rollouts)
         return STATS
 
     def broadcast(self, _engines: Any) -> BroadcastReport:
@@ -85,10 +92,6 @@ class FakeLearner:
         if self.error is not None:
             raise self.error
         return BroadcastReport(self.version, Gap(0.0, 0.0))
-
-
-def every_token(response: IntArray) -> IntArray:
-    return np.arange(1, len(response), dtype=np.int32)
 
 
 def fake_run(
@@ -102,6 +105,7 @@ def fake_run(
         sources=sources,
         engines=engines,
         pool=cast(Any, engines),
+        algorithm=Algorithm(AlgorithmConfig(), 8, every_token),
         learner=cast(Any, learner),
         boundaries=every_token,
         resampling=Resampling(rounds, lambda rollout: rollout.reward, mask_truncated=False),

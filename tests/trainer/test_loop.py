@@ -11,11 +11,12 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Start, Use, used
+from learner.calibration import every_token
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.sampling import Fresh, UniformSampler
-from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, every_token, fake_run
+from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, fake_run
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock
 from trainer.run import Report, Run, Sources
@@ -67,7 +68,7 @@ def test_two_iterations_by_hand(store: ReplayStore) -> None:
     assert valued.start.replayed
     assert {len(rollout.start.prefix_ids) for rollout in second.trained if rollout.start.replayed} <= {1, 2}
     assert store.stats().outcomes == store.stats().solved == 2 * 2  # two states, two samples each
-    assert [len(update) for update in learner.updates] == [8, 8 + 2 + 1]
+    assert [len(update) for update in learner.updates] == [8, 8 + 2]
     assert run.sources.metrics()["store_states"] == len(store)
 
 

@@ -26,7 +26,7 @@ from learner.models.pretrained import (
     load_value,
     recompute_activations,
 )
-from learner.packing.batch import Row, micro_batch
+from learner.packing.micro_batches import Row, micro_batch
 
 CPU = torch.device("cpu")
 Tiny = Callable[[bool], Path]

@@ -11,7 +11,7 @@ from core.errors import ModelError
 from learner.models.adapters import Lora
 from learner.models.attention import Line, line_on
 from learner.models.pretrained import load_policy, load_shared, load_value, recompute_activations
-from learner.packing.batch import Row, micro_batch
+from learner.packing.micro_batches import Row, micro_batch
 
 ROWS = [
     Row(np.array([5, 6, 7, 8, 9], dtype=np.int32), 2),

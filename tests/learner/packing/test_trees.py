@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.packing.batch import Row, micro_batch
+from learner.packing.micro_batches import Row, micro_batch
 from learner.packing.trees import branches, in_order, line_of, subtree_ends
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)

@@ -14,16 +14,17 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from core.config import Aggregation, AlgorithmConfig
 from core.records import Rollout
+from learner.batch import Batch
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
-from learner.objective import policy_objective, value_objective
+from learner.objective import loss_settings, policy_objective, value_objective
 from learner.packing.assign import Assignment, assign_trees
-from learner.packing.batch import Row, TrainBatch, input_batches, micro_batch, results_by_row
-from learner.targets import TargetBatch, compute_targets, train_batches
-from tests.learner.conftest import forked, make_judged
-from tests.learner.test_targets import as_prompt
+from learner.packing.micro_batches import Row, TrainBatch, input_batches, micro_batch, results_by_row
+from tests.learner.conftest import credited, forked, make_judged
+from tests.learner.test_credit import as_prompt
 
 LOSSES = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k3", positive_coefficient=1.0)
+KL = 0.1
 COUNT = 12
 CPU = torch.device("cpu")
 
@@ -35,9 +36,9 @@ def models(tiny_model: Callable[[bool], Path]) -> tuple[PolicyModel, ValueModel]
     return policy, value
 
 
-def batch(policy: PolicyModel, seed: int) -> TargetBatch:
-    """See `near`, prepared."""
-    return compute_targets(near(policy, seed), AlgorithmConfig(), 0)
+def batch(policy: PolicyModel, seed: int, how: Aggregation = "token-mean") -> Batch:
+    """Of the rollouts of `near`."""
+    return credited(near(policy, seed), LOSSES.model_copy(update={"aggregation": how}), 0, KL)
 
 
 def near(policy: PolicyModel, seed: int) -> list[Rollout]:
@@ -57,16 +58,20 @@ def near(policy: PolicyModel, seed: int) -> list[Rollout]:
     return [replace(s, logprobs=s.proximal) for s in scored]
 
 
-def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> tuple[float, list[Tensor]]:
-    """Loss and gradients of policy + critic, accumulated over micro-batches."""
+def total(
+    policy: PolicyModel, value: ValueModel, prepared: Batch, by_rank: list[list[TrainBatch]]
+) -> tuple[float, list[Tensor]]:
+    """Loss and gradients of policy + critic, accumulated over the micro-batches of all ranks."""
     for module in (policy, value):
         module.zero_grad()
     losses = 0.0
-    for b in batches:
-        line, targets = line_on(b.inputs, CPU), b.targets.map(torch.from_numpy)
+    for b in [b for rank in by_rank for b in rank]:
+        line = line_on(b.inputs, CPU)
+        columns, weights = b.columns.map(torch.from_numpy), b.weights.map(torch.from_numpy)
         logprobs, entropy = policy(line, 0.7)
-        loss, _ = policy_objective(logprobs, entropy, targets, LOSSES, kl_coefficient=0.1)
-        critic = value_objective(value(line), targets, 0.5)
+        settings = loss_settings(LOSSES, 0.7)
+        loss, _ = policy_objective(logprobs, entropy, columns, weights, prepared.coefficients, settings)
+        critic = value_objective(value(line), columns, weights.value, 0.5)
         (loss + critic).backward()
         losses += float((loss + critic).detach())
     gradients = [p.grad.clone() for m in (policy, value) for p in m.parameters() if p.grad is not None]
@@ -83,12 +88,12 @@ def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> 
 def test_loss_and_gradient_are_those_of_single_rows_for_any_cut(
     models: tuple[PolicyModel, ValueModel], seed: int, budget: int, ranks: int, how: Aggregation
 ) -> None:
-    prepared, members = batch(models[0], seed), list(range(COUNT))[::-1]
+    prepared, members = batch(models[0], seed, how), list(range(COUNT))[::-1]
     rows = [prepared.rows[i].tokens for i in members]
-    alone = train_batches(assign_trees(rows, 1, 1), prepared, members, how)  # no token is shared
-    parts = train_batches(assign_trees(rows, budget, ranks), prepared, members, how)
-    loss, gradients = total(*models, alone[0])
-    cut_loss, cut_gradients = total(*models, [b for rank in parts for b in rank])
+    alone = prepared.micro_batches(assign_trees(rows, 1, 1), members)  # no token is shared
+    parts = prepared.micro_batches(assign_trees(rows, budget, ranks), members)
+    loss, gradients = total(*models, prepared, alone)
+    cut_loss, cut_gradients = total(*models, prepared, parts)
     assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
     whole_gradient, cut_gradient = (torch.cat([g.flatten() for g in gs]) for gs in (gradients, cut_gradients))
     # 4e-7 was the most that was seen; the order in which kernels sum depends on the CPU
@@ -100,7 +105,7 @@ def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -
     for i, row in enumerate(prepared.rows):
         assert row.scored == prepared.offsets[i + 1] - prepared.offsets[i]
     assignment = whole(prepared)
-    ((read,),) = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
+    ((read,),) = prepared.micro_batches(assignment, list(range(COUNT)))
     # the states are those before continuation tokens only, in every row
     at = 0
     for row in [prepared.rows[i] for i in assignment[0][0]]:
@@ -110,10 +115,10 @@ def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -
         assert read.inputs.tokens[states].tolist() == row.tokens[row.context - 1 : -1].tolist()
         assert read.inputs.depths[states].tolist() == list(range(row.context - 1, len(row.tokens) - 1))
         at += row.scored
-    assert at == len(read.inputs.copies) == len(read.targets.weights)
+    assert at == len(read.inputs.copies) == len(read.weights.value)
 
 
-def whole(prepared: TargetBatch, budget: int = 10**6, ranks: int = 1) -> Assignment:
+def whole(prepared: Batch, budget: int = 10**6, ranks: int = 1) -> Assignment:
     return assign_trees([row.tokens for row in prepared.rows], budget, ranks)
 
 
@@ -122,10 +127,10 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
     assert any(len(s.start.prefix_ids) for s in scored)
     found = []
     for version in (scored, [as_prompt(s) for s in scored]):
-        prepared = compute_targets(version, AlgorithmConfig(), 0)
+        prepared = credited(version, LOSSES, 0, KL)
         assignment = whole(prepared, 64, 2)
-        batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
-        found.append(total(*models, [b for rank in batches for b in rank]))
+        batches = prepared.micro_batches(assignment, list(range(COUNT)))
+        found.append(total(*models, prepared, batches))
     (loss, gradients), (same_loss, same_gradients) = found
     assert loss == same_loss
     assert any(float(g.abs().max()) > 1e-4 for g in gradients)
@@ -137,7 +142,7 @@ def test_context_gets_no_gradient(models: tuple[PolicyModel, ValueModel]) -> Non
     tokens."""
     prepared = batch(models[0], 1)
     assignment = whole(prepared, 64, 2)
-    batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
+    batches = prepared.micro_batches(assignment, list(range(COUNT)))
     read: list[Tensor] = []
 
     def keep(module: torch.nn.Module, inputs: object, output: BaseModelOutputWithPast) -> None:
@@ -146,7 +151,7 @@ def test_context_gets_no_gradient(models: tuple[PolicyModel, ValueModel]) -> Non
         read.append(output.last_hidden_state)
 
     hooks = [m.register_forward_hook(keep) for m in (models[0].model.get_decoder(), models[1].trunk)]
-    total(*models, [b for rank in batches for b in rank])
+    total(*models, prepared, batches)
     for hook in hooks:
         hook.remove()
     groups = [group for rank in assignment for group in rank]

@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
 from core.records import Finish, IntArray, Rollout, Verdict
-from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
-from tests.learner.conftest import make_judged
+from learner.batch import Batch, non_finite
+from tests.learner.conftest import credited, make_judged
 
 THREE = np.array([0.25, 0.5, 0.75], np.float32)  # values
 
@@ -33,12 +33,14 @@ def as_prompt(scored: Rollout) -> Rollout:
     return replace(scored, start=moved)
 
 
-def assert_same(left: TargetBatch, right: TargetBatch) -> None:
-    for name in ("proximal", "advantages", "importance", "old_values", "returns", "reference"):
-        np.testing.assert_array_equal(getattr(left.targets, name), getattr(right.targets, name))
-    for a, b in zip(left.rows, right.rows, strict=True):
-        np.testing.assert_array_equal(a.tokens, b.tokens)
-        assert a.context == b.context
+def assert_same(left: Batch, right: Batch) -> None:
+    """The same numbers of every token."""
+    for field in fields(left.columns):
+        np.testing.assert_array_equal(getattr(left.columns, field.name), getattr(right.columns, field.name))
+    every = range(len(left.rows))
+    for field in fields(left.components):
+        one, other = (getattr(batch.weights(every), field.name) for batch in (left, right))
+        np.testing.assert_array_equal(one, other)
 
 
 @given(st.integers(0, 1000), st.sampled_from(["global", "separate", "none"]))
@@ -46,29 +48,33 @@ def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) ->
     config = AlgorithmConfig.model_validate({"normalise": normalise})
     scored = scored_from(make_judged(seed))
     assert any(len(s.start.prefix_ids) for s in scored)
-    assert_same(compute_targets(scored, config, 0), compute_targets([as_prompt(s) for s in scored], config, 0))
+    found, expected = credited(scored, config, 0), credited([as_prompt(s) for s in scored], config, 0)
+    assert_same(found, expected)
+    for one, other in zip(found.rows, expected.rows, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        assert one.context == other.context
 
 
 def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
     judged = next(j for j in make_judged(3) if len(j.tokens) == 3 and j.verdict.reward == 1.0)
     proximal = judged.logprobs
     scored = replace(judged, values=THREE, proximal=proximal, reference=proximal)
-    batch = compute_targets([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
+    batch = credited([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.25, 0.25, 0.25: A_2 = 0.25, A_1 = 0.25 + 0.125 = 0.375, A_0 = 0.25 + 0.1875 = 0.4375
-    np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
-    np.testing.assert_allclose(batch.targets.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
-    np.testing.assert_allclose(batch.targets.importance, [1.0, 1.0, 1.0])
+    np.testing.assert_allclose(batch.columns.advantages, [0.4375, 0.375, 0.25])
+    np.testing.assert_allclose(batch.columns.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
+    np.testing.assert_allclose(batch.components.rl.tokens, [1.0, 1.0, 1.0])
     assert batch.stats.behaviour_gap_max == 0.0
 
 
 def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
     scored = scored_from(make_judged(0))
-    kept = compute_targets(scored, AlgorithmConfig(overlong="keep"), 0)
-    lowered = compute_targets(scored, AlgorithmConfig(overlong="penalise"), 0)
+    kept = credited(scored, AlgorithmConfig(overlong="keep"), 0)
+    lowered = credited(scored, AlgorithmConfig(overlong="penalise"), 0)
     for i, s in enumerate(scored):
         here = slice(kept.offsets[i], kept.offsets[i + 1])
         drop = 0.5 if s.finish is Finish.LENGTH else 0.0
-        np.testing.assert_allclose(kept.targets.returns[here] - lowered.targets.returns[here], drop, atol=1e-6)
+        np.testing.assert_allclose(kept.columns.returns[here] - lowered.columns.returns[here], drop, atol=1e-6)
 
 
 def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Rollout:
@@ -78,9 +84,9 @@ def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Rollout:
     return replace(judged, values=THREE, proximal=judged.logprobs, reference=judged.logprobs)
 
 
-def returns_of(scored: Rollout, longest: int = 0, **fields: Any) -> list[float]:
-    config = AlgorithmConfig(normalise="none", **fields)
-    found: list[float] = compute_targets([scored], config, 0, longest=longest).targets.returns.tolist()
+def returns_of(scored: Rollout, longest: int = 0, **settings: Any) -> list[float]:
+    config = AlgorithmConfig(normalise="none", **settings)
+    found: list[float] = credited([scored], config, 0, longest=longest).columns.returns.tolist()
     return found
 
 
@@ -100,22 +106,22 @@ def test_rewards_of_steps_go_through_gae() -> None:
     scored = replace(scored, step_rewards=steps)
     # and 1 at the end: rewards 0.25, 0, 1.5
     config = AlgorithmConfig(normalise="none", policy_lambda=0.5)
-    batch = compute_targets([scored], config, 0)
-    np.testing.assert_allclose(batch.targets.returns, [1.75, 1.5, 1.5])
+    batch = credited([scored], config, 0)
+    np.testing.assert_allclose(batch.columns.returns, [1.75, 1.5, 1.5])
     # deltas 0.25 + 0.5 - 0.25 = 0.5, 0.75 - 0.5 = 0.25, 1.5 - 0.75 = 0.75: A_2 = 0.75, A_1 = 0.625, A_0 = 0.8125
-    np.testing.assert_allclose(batch.targets.advantages, [0.8125, 0.625, 0.75])
+    np.testing.assert_allclose(batch.columns.advantages, [0.8125, 0.625, 0.75])
 
 
 def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
     scored = scored_from(make_judged(0))
-    batch = compute_targets(scored, AlgorithmConfig(overlong="mask"), 0)
+    batch = credited(scored, AlgorithmConfig(overlong="mask"), 0)
     stopped = [i for i, s in enumerate(scored) if s.finish is Finish.STOP]
-    weights = batch.weighted(range(len(scored)), "token-mean").weights
+    weights = batch.weights(range(len(scored))).value
     used = batch.token_index(stopped)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
     assert np.count_nonzero(weights) == len(used)
     assert np.allclose(weights[used], 1 / len(used))
-    assert abs(float(batch.targets.advantages[used].mean())) < 1e-6
+    assert abs(float(batch.columns.advantages[used].mean())) < 1e-6
 
 
 def test_the_behaviour_gap_counts_tokens_of_the_current_version_only() -> None:
@@ -123,7 +129,7 @@ def test_the_behaviour_gap_counts_tokens_of_the_current_version_only() -> None:
     old = replace(judged[0], versions=judged[0].versions - 1)
     scored = scored_from([old, *judged[1:]])
     off = replace(scored[0], proximal=scored[0].proximal + 5.0)  # stale tokens may be far off
-    stats = compute_targets([off, *scored[1:]], AlgorithmConfig(), 3).stats
+    stats = credited([off, *scored[1:]], AlgorithmConfig(), 3).stats
     assert stats.behaviour_gap_max == pytest.approx(0.1, abs=1e-5)
     assert stats.behaviour_gap_mean == pytest.approx(0.1, abs=1e-5)
 
@@ -134,85 +140,48 @@ def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:
     reference = proximal - np.array([0.5, 0.0, 1.0], dtype=np.float32)  # k1: d = 0.5, 0, 1
     scored = replace(judged, values=np.zeros(3, np.float32), proximal=proximal, reference=reference)
     config = AlgorithmConfig(normalise="none", kl_coefficient=0.1, kl_estimator="k1", kl_placement="reward")
-    batch = compute_targets([scored], config, 0, kl_coefficient=0.1)
+    batch = credited([scored], config, 0, kl_coefficient=0.1)
     # rewards -0.05, 0, 1 - 0.1; returns to go 0.85, 0.9, 0.9
-    np.testing.assert_allclose(batch.targets.returns, [0.85, 0.9, 0.9], atol=1e-6)
+    np.testing.assert_allclose(batch.columns.returns, [0.85, 0.9, 0.9], atol=1e-6)
     assert batch.stats.reference_kl == pytest.approx(0.5)
-    in_loss = compute_targets([scored], config.model_copy(update={"kl_placement": "loss"}), 0, kl_coefficient=0.1)
-    np.testing.assert_allclose(in_loss.targets.returns, [1.0, 1.0, 1.0])
+    in_loss = credited([scored], config.model_copy(update={"kl_placement": "loss"}), 0, kl_coefficient=0.1)
+    np.testing.assert_allclose(in_loss.columns.returns, [1.0, 1.0, 1.0])
 
 
 def test_groups_are_the_continuations_of_one_start() -> None:
     judged = make_judged(0, count=4)
     same = judged[0].start
     siblings = [replace(j, start=same, sample=i) for i, j in enumerate(judged)]
-    batch = compute_targets(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
+    batch = credited(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
     # rewards 0, 1, 0, 1: 0 - 2/3, 1 - 1/3, ...
     for i, expected in enumerate([-2 / 3, 2 / 3, -2 / 3, 2 / 3]):
-        np.testing.assert_allclose(batch.targets.advantages[batch.token_index([i])], expected, rtol=1e-6)
-    apart = compute_targets(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
-    assert not apart.targets.advantages.any()
+        np.testing.assert_allclose(batch.columns.advantages[batch.token_index([i])], expected, rtol=1e-6)
+    apart = credited(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
+    assert not apart.columns.advantages.any()
 
 
 def grouped(rewards: list[float], groups: list[int]) -> list[Rollout]:
-    """Trajectories of some lengths with these rewards; those of one group continue the same start."""
+    """On-policy rollouts of some lengths with these rewards; those of one group continue the same start."""
     judged = make_judged(0, count=len(rewards))
     starts = [judged[group].start for group in groups]
     changed = [
         replace(j, start=start, verdict=Verdict(reward, reward > 0))
         for j, start, reward in zip(judged, starts, rewards, strict=True)
     ]
-    return scored_from(changed)
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline"])
-def test_a_group_of_equal_rewards_does_not_count_in_the_denominator(estimator: str) -> None:
-    scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
-    config = AlgorithmConfig(estimator=estimator)
-    batch = compute_targets(scored, config, 0)
-    varied, equal = batch.token_index([0, 1]), batch.token_index([2, 3, 4])
-    assert not batch.targets.advantages[equal].any()
-    weighted = batch.weighted(range(5), "token-mean")
-    assert not weighted.policy_weights[equal].any()
-    np.testing.assert_allclose(weighted.policy_weights[varied], 1 / len(varied), rtol=1e-6)
-    np.testing.assert_allclose(weighted.weights, 1 / len(weighted.weights), rtol=1e-6)  # the critic learns from all
-    alone = compute_targets(scored[:2], config, 0)
-    if estimator != "reinforce++_baseline":  # which is whitened over the batch
-        np.testing.assert_array_equal(batch.targets.advantages[varied], alone.targets.advantages)
-
-
-def test_a_reward_at_the_mean_of_its_group_counts() -> None:
-    batch = compute_targets(grouped([0.0, 0.5, 1.0], [0, 0, 0]), AlgorithmConfig(estimator="dr_grpo"), 0)
-    assert not batch.targets.advantages[batch.token_index([1])].any()
-    weighted = batch.weighted(range(3), "token-mean")
-    np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
-
-
-def test_with_a_critic_all_rows_count() -> None:
-    batch = compute_targets(grouped([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]), AlgorithmConfig(), 0)
-    weighted = batch.weighted(range(4), "sequence-mean")
-    np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
-
-
-def test_the_weights_of_correct_responses() -> None:
-    batch = compute_targets(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(normalise="global"), 0)
-    right = batch.token_index([0, 2])
-    positive = batch.weighted(range(3), "token-mean").positive
-    np.testing.assert_allclose(positive[right], 1 / len(positive), rtol=1e-6)  # as every token of the batch
-    assert not positive[batch.token_index([1])].any()
+    return [replace(s, logprobs=s.proximal) for s in scored_from(changed)]
 
 
 @pytest.mark.parametrize("how", ["sequence_truncate", "sequence_mask"])
 def test_importance_of_whole_sequences(how: str) -> None:
     scored = scored_from(make_judged(0, count=6))  # every token's log-ratio is 0.1
     config = AlgorithmConfig.model_validate({"importance": how, "importance_cap": 1.5})
-    batch = compute_targets(scored, config, 0)
+    batch = credited(scored, config, 0)
     counts = [len(s.values) for s in scored]
     assert min(counts) <= 4 < max(counts)  # e^0.4 = 1.49 is the last below 1.5
     for row, count in enumerate(counts):
         weight = math.exp(0.1 * count)
         expected = weight if weight < 1.5 else (1.5 if how == "sequence_truncate" else 0.0)
-        np.testing.assert_allclose(batch.targets.importance[batch.token_index([row])], expected, rtol=1e-5)
+        np.testing.assert_allclose(batch.components.rl.tokens[batch.token_index([row])], expected, rtol=1e-5)
 
 
 def siblings(lengths: list[int]) -> list[Rollout]:
@@ -244,13 +213,13 @@ def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
     def boundaries(response: IntArray) -> IntArray:
         return np.arange(7, len(response), 7, dtype=np.int32)
 
-    stats = compute_targets(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
+    stats = credited(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
     assert stats.value_auc_within == 0.5
     # a critic that sees which end well is perfect, at the boundaries; what it says elsewhere does not count
     for item, told in zip(scored, values, strict=True):
         told[:] = 1.0 - item.verdict.correct
         told[::7] = item.verdict.correct
-    stats = compute_targets(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
+    stats = credited(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
     assert (stats.value_auc, stats.value_auc_within, stats.value_brier) == (1.0, 1.0, 0.0)
 
 
@@ -259,7 +228,7 @@ def test_a_short_continuation_counts_once_for_the_calibration() -> None:
     scored = [
         replace(j, values=np.array([0.25], np.float32), proximal=j.logprobs, reference=j.logprobs) for j in judged
     ]
-    stats = compute_targets(scored, AlgorithmConfig(), 0).stats
+    stats = credited(scored, AlgorithmConfig(), 0).stats
     assert stats.value_auc == 0.5  # both at the start
     assert np.isnan(stats.value_auc_within)  # no state after it
     assert stats.value_brier == pytest.approx((0.75**2 + 0.25**2) / 2)
@@ -268,9 +237,9 @@ def test_a_short_continuation_counts_once_for_the_calibration() -> None:
 def test_masked_importance_is_counted() -> None:
     scored = scored_from(make_judged(0, count=4))
     far = [replace(scored[0], proximal=scored[0].proximal + 3.0), *scored[1:]]
-    batch = compute_targets(far, AlgorithmConfig(importance="mask"), 0)
-    assert not batch.targets.importance[batch.token_index([0])].any()
-    share = len(scored[0].values) / len(batch.targets.importance)
+    batch = credited(far, AlgorithmConfig(importance="mask"), 0)
+    assert not batch.components.rl.tokens[batch.token_index([0])].any()
+    share = len(scored[0].values) / len(batch.components.rl.tokens)
     assert batch.stats.importance_truncated == pytest.approx(share)
 
 
@@ -289,9 +258,9 @@ def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
     alone."""
     scored = scored_from(make_judged(9))
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    batch = compute_targets(scored, AlgorithmConfig(normalise="global"), 0)
-    assert not np.isfinite(batch.targets.advantages).any()
-    assert np.isfinite(batch.targets.returns).mean() > 0.5
+    batch = credited(scored, AlgorithmConfig(normalise="global"), 0)
+    assert not np.isfinite(batch.columns.advantages).any()
+    assert np.isfinite(batch.columns.returns).mean() > 0.5
     assert not any(batch.finite([row]) for row in range(len(scored)))
 
 
@@ -307,7 +276,7 @@ def test_a_minibatch_is_finite_without_the_trajectory_that_has_a_nan() -> None:
     for spoil in spoils:
         scored = list(clean)
         scored[3] = replace(clean[3], **spoil)
-        batch = compute_targets(scored, config, 0)
+        batch = credited(scored, config, 0)
         assert [row for row in range(len(scored)) if not batch.finite([row])] == [3]
         assert not batch.finite([1, 3])
         assert batch.finite([row for row in range(len(scored)) if row != 3])
@@ -316,11 +285,13 @@ def test_a_minibatch_is_finite_without_the_trajectory_that_has_a_nan() -> None:
 def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
     scored = scored_from(make_judged(9))
     minibatches = [[0, 1], [2, 3], [4, 5]]
-    assert skipped_problems(scored, minibatches, [True, False, True]) == ["p4", "p5"]
-    assert skipped_problems(scored, minibatches, [True, True, False]) == []
+    batch = credited(scored, AlgorithmConfig())
+    assert batch.skipped_problems(minibatches, [True, False, True]) == ["p4", "p5"]
+    assert batch.skipped_problems(minibatches, [True, True, False]) == []
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    assert skipped_problems(scored, minibatches, [False, True, True]) == ["p3"]
-    assert skipped_problems(scored, minibatches, [True, True, True]) == ["p3"]
+    batch = credited(scored, AlgorithmConfig())
+    assert batch.skipped_problems(minibatches, [False, True, True]) == ["p3"]
+    assert batch.skipped_problems(minibatches, [True, True, True]) == ["p3"]
 
 
 @pytest.mark.parametrize(
@@ -328,20 +299,22 @@ def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
 )
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: str, reward: float) -> None:
-    fields = {"estimator": estimator, "normalise": normalise, "positive_coefficient": 1.0}
-    config = AlgorithmConfig.model_validate(fields)
+    settings = {"estimator": estimator, "normalise": normalise, "positive_coefficient": 1.0}
+    config = AlgorithmConfig.model_validate(settings)
     judged = [replace(j, verdict=Verdict(reward, bool(reward))) for j in make_judged(0)]
-    batch = compute_targets(scored_from(judged), config, 0)
-    assert not batch.teaches(range(len(judged)), config)
-    assert not batch.targets.advantages.any()
-    assert not batch.positive.any()  # nor does the language-model loss take any
-    assert batch.teaches([0], config.model_copy(update={"entropy_coefficient": 0.1}))
-    assert batch.targets.returns.any() == bool(reward)  # the critic learns from it
+    batch = credited(scored_from(judged), config, 0)
+    assert not batch.policy_learns()
+    assert not batch.columns.advantages.any()
+    assert not batch.components.ce.tokens.any()  # nor does the language-model loss take any
+    spread = credited(scored_from(judged), config.model_copy(update={"entropy_coefficient": 0.1}), 0)
+    assert spread.policy_learns([0])
+    assert batch.columns.returns.any() == bool(reward)  # the critic learns from it
     one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
-    varied = compute_targets(scored_from(one), config, 0)
-    assert varied.targets.advantages.any()
+    varied = credited(scored_from(one), config, 0)
+    assert varied.columns.advantages.any()
     beside = [normalise == "global" or j.start.replayed == one[0].start.replayed for j in one]
-    assert varied.positive.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
+    first = varied.components.ce.tokens[varied.offsets[:-1]]  # of each row its first token
+    assert first.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
 
 
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
@@ -349,12 +322,12 @@ def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> No
     fresh = [not j.start.replayed for j in judged]
     assert 2 <= sum(fresh) <= len(judged) - 2
     failed = [replace(j, verdict=Verdict(0.0, False)) if new else j for j, new in zip(judged, fresh, strict=True)]
-    batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="separate"), 0)
+    batch = credited(scored_from(failed), AlgorithmConfig(normalise="separate"), 0)
     of_fresh = batch.token_index([i for i, new in enumerate(fresh) if new])
-    assert not batch.targets.advantages[of_fresh].any()
-    assert batch.targets.advantages.any()
+    assert not batch.columns.advantages[of_fresh].any()
+    assert batch.columns.advantages.any()
 
 
 def test_unnormalised_advantages_of_equal_rewards_stay() -> None:
     judged = [replace(j, verdict=Verdict(1.0, True)) for j in make_judged(0)]
-    assert compute_targets(scored_from(judged), AlgorithmConfig(normalise="none"), 0).targets.advantages.any()
+    assert credited(scored_from(judged), AlgorithmConfig(normalise="none"), 0).columns.advantages.any()

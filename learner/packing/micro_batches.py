@@ -3,9 +3,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from core.records import Flags, FloatArray, IntArray, Rollout
 from learner.packing.assign import Assignment
@@ -48,34 +49,47 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTargets(Generic[A]):
-    """What the losses need, per scored token [N] float32: numpy arrays on the driver, tensors on a rank."""
+class Components(Generic[A]):
+    """Something of every component of the loss: what it weighs, or its coefficient."""
+
+    rl: A  # the surrogate (`learner.policy_losses`)
+    ce: A  # the language-model loss of correct and imitated responses
+    kl: A  # the KL to the reference policy
+    entropy: A  # the bonus; its weights are those of the statistics, too
+    value: A  # the critic's loss
+
+    def map(self, change: Callable[[A], B]) -> "Components[B]":
+        """The same of every component, changed."""
+        return Components(*(change(getattr(self, field.name)) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns(Generic[A]):
+    """What the losses compare a model's outputs with, per scored token [N]: numpy arrays on the driver, tensors on a
+    rank."""
 
     proximal: A  # log pi_prox
     advantages: A
-    importance: A  # truncated pi_prox / pi_behaviour
     old_values: A  # V before the update
     returns: A  # target of V
     reference: A  # log pi_ref; log pi_prox without a reference policy
-    weights: A  # of the mean over the global batch; 0: no loss
-    policy_weights: A  # the same for the surrogate; 0 also where the group's rewards are equal
-    positive: A  # weight of the token in the language-model loss; 0 for what it does not take
-    sequence: A  # number of the trajectory in the batch
+    sequence: A  # int64: number of the token's row in the batch
 
-    def map(self, change: Callable[[A], B]) -> "TokenTargets[B]":
-        """The same targets with every array changed."""
-        return TokenTargets(*(change(getattr(self, field.name)) for field in fields(self)))
+    def map(self, change: Callable[[A], B]) -> "TokenColumns[B]":
+        """The same columns with every array changed."""
+        return TokenColumns(*(change(getattr(self, field.name)) for field in fields(self)))
 
 
-ArrayTargets = TokenTargets[FloatArray]
+Columns = TokenColumns[npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """A micro-batch with its targets."""
+    """A micro-batch, and of its N scored tokens the columns and what they weigh in the step."""
 
     inputs: MicroBatch
-    targets: ArrayTargets
+    columns: Columns
+    weights: Components[FloatArray]
 
 
 def row_of(trajectory: Rollout) -> Row:

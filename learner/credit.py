@@ -1,0 +1,206 @@
+"""From scored rollouts to what every token's loss terms weigh. The loss of an update is a sum of components (surrogate,
+language-model loss, KL, entropy, value); aggregation, truncation, groups of equal rewards, imitation and its fading are
+weights of their tokens. Pure: numpy and torch.
+
+Invariant: every array is over the tokens that the policy generated in this rollout: prompt and replayed prefix are
+context; an environment's answer is left out as if it were not there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.config import Aggregation, AlgorithmConfig
+from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout, Use, unsolved_share, used
+from learner.advantages import gae, normalised
+from learner.batch import Batch, Component
+from learner.estimators import Episodes, Estimator
+from learner.losses import CORRECTIONS, aggregation, faded_coefficient, kl
+from learner.methods import find_estimator
+from learner.packing.micro_batches import Components, TokenColumns, row_of
+from learner.shaping import shaped_rewards, whole_reward
+from learner.stats import batch_stats
+
+IMPORTANCE_FLOOR = 0.5  # smallest pi_prox / pi_behaviour that `algorithm.importance: mask` keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The algorithm of a run."""
+
+    config: AlgorithmConfig
+    longest: int  # tokens of the longest possible response
+    boundaries: Boundaries  # where a step of a response ends: there the critic is calibrated
+    value_coefficient: float = 1.0  # of the loss of a critic on the policy's trunk; 1 for a critic with its own model
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerNow:
+    """What credit depends on and changes from update to update."""
+
+    version: int  # of the weights: on tokens of this version the gap between engines and learner is measured
+    kl_coefficient: float  # as adapted so far
+    warming_up: bool = False  # only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491)
+
+
+def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow) -> Batch:
+    """The batch of an update: rollouts to train on, then those to imitate, unless the critic is warming up."""
+    config, trained = algorithm.config, used(rollouts, Use.TRAIN)
+    imitated = [] if now.warming_up else used(rollouts, Use.IMITATE)
+    rows = [row_of(rollout) for rollout in [*trained, *imitated]]
+    counts = np.array([row.scored for row in rows], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    behaviour, proximal = (
+        _flat(trained, lambda rollout: rollout.logprobs),
+        _flat(trained, lambda rollout: rollout.proximal),
+    )
+    reference, values = (
+        _flat(trained, lambda rollout: rollout.reference),
+        _flat(trained, lambda rollout: rollout.values),
+    )
+    importance, bounded = CORRECTIONS[config.importance](
+        proximal - behaviour, torch.from_numpy(counts[: len(trained)]), IMPORTANCE_FLOOR, config.importance_cap
+    )
+    coefficient, penalty = now.kl_coefficient, None
+    if config.kl_fades:
+        coefficient = faded_coefficient(coefficient, unsolved_share(rollouts))
+    if config.kl_placement == "reward":
+        penalty = coefficient * kl(proximal, reference, config.chosen_kl).double()
+    advantages, returns, varied = _advantages_and_returns(trained, algorithm, now, values, penalty)
+    unread = torch.zeros(int(offsets[-1]) - len(proximal))  # of imitated tokens: their component reads no such column
+
+    def _column(of_trained: Tensor) -> FloatArray:
+        return torch.cat([of_trained, unread]).numpy()
+
+    columns = TokenColumns(
+        proximal=_flat([*trained, *imitated], lambda rollout: rollout.proximal).numpy(),
+        advantages=_column(advantages),
+        old_values=_column(values),
+        returns=_column(returns),
+        reference=_column(reference),
+        sequence=np.repeat(np.arange(len(rows)), counts),
+    )
+    return Batch(
+        rollouts=[*trained, *imitated],
+        rows=rows,
+        offsets=offsets,
+        columns=columns,
+        components=_components(trained, imitated, algorithm, now, coefficient, _column(importance), varied),
+        stats=batch_stats(
+            trained,
+            columns.map(lambda column: column[: len(proximal)]),
+            behaviour.numpy(),
+            importance.numpy(),
+            bounded=bounded.numpy(),
+            current=_flat(trained, lambda rollout: rollout.versions).numpy() == now.version,
+            boundaries=algorithm.boundaries,
+            kl_coefficient=coefficient,
+        ),
+    )
+
+
+def _components(
+    trained: Sequence[Rollout],
+    imitated: Sequence[Rollout],
+    algorithm: Algorithm,
+    now: LearnerNow,
+    kl_coefficient: float,
+    importance: FloatArray,
+    varied: Flags,
+) -> Components[Component]:
+    """What each token weighs in each component. `importance`: [N], 0 of imitated ones. `varied`: whether the rewards
+    that a row is compared with differ."""
+    config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
+    counts = np.array([row_of(rollout).scored for rollout in [*trained, *imitated]])
+    lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
+    kept = _in_loss(trained, config)
+    compared = kept & varied if find_estimator(config.estimator).needs_groups else kept
+    correct = kept & varied & np.array([rollout.verdict.correct for rollout in trained])
+    repeated = np.concatenate([correct, [rollout.weight for rollout in imitated]]).astype(np.float32)
+
+    def _component(coefficient: float, tokens: FloatArray, rows: Flags, how: Aggregation) -> Component:
+        return Component(coefficient, tokens, *aggregation(lengths, rows, how, algorithm.longest))
+
+    every = np.concatenate([kept, nobody])  # an imitated answer is in the language-model loss alone
+    how: Aggregation = "token-mean" if config.aggregation == "constant" else config.aggregation
+    learns = 0.0 if now.warming_up else 1.0
+    in_loss = kl_coefficient if config.kl_placement == "loss" else 0.0
+    return Components(
+        rl=_component(learns, importance, np.concatenate([compared, nobody]), config.aggregation),
+        ce=_component(
+            learns * config.positive_coefficient, np.repeat(repeated, counts), every | (repeated > 0), "token-mean"
+        ),
+        kl=_component(learns * in_loss, importance, every, how),
+        entropy=_component(learns * config.entropy_coefficient, ones, every, how),
+        value=_component(algorithm.value_coefficient, ones, every, how),
+    )
+
+
+def _in_loss(trained: Sequence[Rollout], config: AlgorithmConfig) -> Flags:
+    """[B] which rows take part: not the truncated ones where `overlong` masks them."""
+    return np.array([not (config.overlong == "mask" and rollout.finish.truncated) for rollout in trained], np.bool_)
+
+
+def _advantages_and_returns(
+    trained: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow, old_values: Tensor, penalty: Tensor | None
+) -> tuple[Tensor, Tensor, Flags]:
+    """The policy's advantages [N], the critic's targets [N], and whose task rewards vary [B]. `penalty`: [N] of a KL in
+    the reward."""
+    config, longest = algorithm.config, algorithm.longest
+    counts = torch.tensor([rollout.generated.sum() for rollout in trained])
+    inside = torch.arange(int(counts.max()))[None, :] < counts[:, None]
+    values = torch.zeros(inside.shape, dtype=torch.float64)
+    values[inside] = old_values.double()
+    rewards = shaped_rewards(trained, config, inside, penalty, longest)
+    value_lambda = 1.0 if now.warming_up else config.value_lambda
+    returns = gae(rewards, values, inside, config.gamma, value_lambda) + values
+    numbers: dict[str, int] = {}
+    episodes = Episodes(
+        rewards=rewards,
+        values=values,
+        mask=inside & torch.from_numpy(_in_loss(trained, config))[:, None],
+        groups=torch.tensor([numbers.setdefault(rollout.start.id, len(numbers)) for rollout in trained]),
+        replayed=torch.tensor([rollout.start.replayed for rollout in trained]),
+        gamma=config.gamma,
+        lam=torch.full((len(trained),), config.policy_lambda, dtype=torch.float64),
+    )
+    totals = torch.tensor([whole_reward(rollout, config, longest) for rollout in trained], dtype=torch.float64)
+    advantages, varied = _advantages(find_estimator(config.estimator), episodes, totals, config)
+    return advantages[inside].float(), returns[inside].float(), varied
+
+
+def _advantages(
+    estimator: Estimator, episodes: Episodes, totals: Tensor, config: AlgorithmConfig
+) -> tuple[Tensor, Flags]:
+    """The policy's advantages [B, T], and whose task rewards `totals` [B] vary in their group or source [B]. Rows
+    without loss count in no baseline. Where rows are compared, those that do not vary have no advantage."""
+    mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
+    advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
+    sources = replayed.long() if config.normalise == "separate" else torch.zeros_like(groups)
+    varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else sources)
+    if estimator.needs_groups or (estimator.whitened and config.normalise != "none"):
+        mask = mask & varied[:, None]
+    if estimator.whitened:
+        advantages = normalised(advantages, mask, replayed, config.normalise)
+    return torch.where(mask, advantages, 0.0), varied.numpy()
+
+
+def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
+    """[B] whether a row is of a source whose rewards [B] differ. Where they do not, advantages are the critic's errors
+    and a KL from the reward alone; whitened, they would make a full step without any reward."""
+    varied = torch.zeros_like(in_loss)
+    for source in torch.unique(sources):
+        members = (sources == source) & in_loss
+        varied[members] = bool(members.any()) and bool((totals[members] != totals[members][0]).any())
+    return varied
+
+
+def _flat(scored: Sequence[Rollout], column: Callable[[Rollout], FloatArray | IntArray]) -> Tensor:
+    """[N] float32: a column [C] of every rollout, of the tokens that the policy generated."""
+    masks = [s.mask for s in scored]
+    found = np.concatenate(
+        [column(s) if mask is None else column(s)[mask] for s, mask in zip(scored, masks, strict=True)]
+    )
+    return torch.from_numpy(found.astype(np.float32))
