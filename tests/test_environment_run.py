@@ -1,7 +1,8 @@
-"""Synchronous runs with an environment as their user runs them: repeated bit for bit after a kill; and states whose
+"""Synchronous runs with an environment as their user runs them: repeated bit for bit when resumed; and states whose
 world answers differently."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.whole_runs import CALCULATOR, RECIPE, kill_after_a_checkpoint, metrics, run
+from tests.whole_runs import CALCULATOR, RECIPE, metrics, run
 
 
 @pytest.fixture
@@ -24,17 +25,19 @@ def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory, starter:
     ]
 
 
-def test_a_killed_run_with_an_environment_ends_with_the_same_numbers_and_weights(options: list[str]) -> None:
-    """The other run has no Ray and is not killed. States are rebuilt in both."""
+def test_a_resumed_run_with_an_environment_ends_with_the_same_numbers_and_weights(options: list[str]) -> None:
+    """The first run has no Ray, and what is resumed from its first checkpoint has. States are rebuilt in both."""
     root = Path(options[options.index("--run.root") + 1])
-    run("train", *options, "--run.name", "straight", "--local")
-    kill_after_a_checkpoint(root / "killed", *options, "--run.name", "killed")
-    assert len(metrics(root / "killed")) < 6
-    run("train", "--resume", str(root / "killed"))
-    expected = metrics(root / "straight")
+    run("train", *options, "--run.name", "mine", "--local")
+    expected = metrics(root / "mine")
+    left = load_file(root / "mine" / "policy" / "model.safetensors")
+    shutil.rmtree(root / "mine" / "checkpoints" / "000006")
+    shutil.rmtree(root / "mine" / "policy")
+    (root / "mine" / "checkpoints" / "latest").write_text("000003")
+    run("train", "--resume", str(root / "mine"))
     assert sum(line["repeated_steps"] for line in expected) > 50
-    assert metrics(root / "killed") == expected
-    left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("killed", "straight"))
+    assert metrics(root / "mine") == expected
+    right = load_file(root / "mine" / "policy" / "model.safetensors")
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
