@@ -33,7 +33,7 @@ def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) ->
 
 @pytest.mark.parametrize("part", [1, 7, 4096])
 def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay.store.store.snapshot.PART", part)
+    monkeypatch.setattr("replay.store.snapshot.PART", part)
     whole = Shard(ReplayConfig(ranking="value"), 100)
     whole.apply(pack_states(candidates(40), 1, 100))
     write_snapshot(whole, tmp_path / "file")
