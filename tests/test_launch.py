@@ -1,7 +1,6 @@
 """The command line: every mistake is one line before anything starts, and status 2."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -23,38 +22,21 @@ from trainer.metrics import JsonlSink
 ROOT = Path(__file__).parents[1]
 
 
-def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **(env or {})}
-    return subprocess.run(
-        [sys.executable, "launch.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=400,
-        check=False,
-    )
-
-
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same in this process, for commands that neither start anything nor read the environment: two seconds of
-    imports less."""
+    """The command line in this process: its imports take seconds."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
             status = main(arguments)
+    except SystemExit as ended:  # of --help
+        status = int(ended.code or 0)
     finally:
         signal.signal(signal.SIGTERM, on_terminate)
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
 
-def error_line(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """The one line that a mistake must give."""
-    return the_error(launch(*arguments, env=env))
-
-
 def error_here(*arguments: str) -> str:
-    """The same, see `here`."""
+    """The one line that a mistake must give."""
     return the_error(here(*arguments))
 
 
@@ -67,8 +49,9 @@ def the_error(result: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
-def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> None:
-    text = launch(command, "--help").stdout
+def test_help_is_short_and_explains_the_fields_of_a_section(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = here(command, "--help").stdout
     own = "--resume" if command == "train" else "--offline"
     for words in (
         own,
@@ -78,7 +61,7 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> Non
         assert words in text
     assert text.count("\n") < 70
     assert not re.search("ratio=(?!0.0)", text)
-    section = launch(command, "--help", "replay").stdout
+    section = here(command, "--help", "replay").stdout
     assert re.search(
         r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.0\)", " ".join(section.split())
     )
@@ -129,7 +112,7 @@ def test_what_is_no_option() -> None:
 
 
 def test_evaluate_leaves_no_folder_behind_for_a_mistyped_target(tmp_path: Path) -> None:
-    assert "runs/nope" in error_line("evaluate", "runs/nope", "--run.root", str(tmp_path / "made"))
+    assert "runs/nope" in error_here("evaluate", "runs/nope", "--run.root", str(tmp_path / "made"))
     assert not (tmp_path / "made").exists()
 
 
@@ -144,10 +127,6 @@ def test_ratio_out_of_range() -> None:
 
 def test_batch_sizes_that_do_not_divide() -> None:
     assert "do not divide" in error_here("check", "--learner.minibatches", "7")
-
-
-def test_missing_config_file() -> None:
-    assert "nowhere.yaml" in error_line("train", "--config", "nowhere.yaml")
 
 
 def test_a_template_without_the_question_is_found_before_the_starter_is_built() -> None:
@@ -178,20 +157,13 @@ def test_prompts_beyond_the_context() -> None:
     )
 
 
-def test_a_reward_that_returns_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def reward(reference, response): pass\n")
-    options = ("--task.reward", "mine:reward", "--task.judge-timeout", "60")
-    line = error_line("check", *options, env={"PYTHONPATH": str(tmp_path)})
-    assert "task.reward = mine:reward: judge returned NoneType" in line
-
-
-def test_programs_without_a_sandbox(tmp_path: Path) -> None:
+def test_programs_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubblewrap missing: refused, with the remedy, before anything starts."""
+    monkeypatch.setenv("PATH", str(tmp_path))
     options = ["--task.name", "mbpp", "--task.path", "tests/data/mbpp/mbpp.jsonl", "--task.eval-problems", "2"]
     options += ["--task.columns.prompt", "text", "--task.columns.tests", "test_list", "--task.judge-timeout", "60"]
-    line = error_line("check", *options, env={"PATH": str(tmp_path)})
-    assert "bubblewrap (bwrap) is not installed; install it" in line
-    result = launch("check", *options, "--task.sandbox", "unsafe-subprocess", env={"PATH": str(tmp_path)})
+    assert "task.sandbox = bubblewrap" in error_here("check", *options)
+    result = here("check", *options, "--task.sandbox", "unsafe-subprocess")
     assert "bubblewrap" not in result.stderr
     assert "they can read and change your files" in result.stderr
 
@@ -210,7 +182,7 @@ def test_unreadable_model(tmp_path: Path) -> None:
 
 
 def test_not_enough_cpus() -> None:
-    line = error_line("check", "--cluster.rollout_cpus", "500")
+    line = error_here("check", "--cluster.rollout_cpus", "500")
     assert "asks for" in line
     assert "the cluster has" in line
 
@@ -220,11 +192,8 @@ def test_a_cluster_that_is_gone(command: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
     line = error_here(command, "--cluster.address", address, "--run.root", str(tmp_path))
-    assert f"cluster.address = '{address}': no Ray answers there ([Errno 111] Connection refused); start a head" in line
-
-
-def test_resume_of_nothing(tmp_path: Path) -> None:
-    assert "is not a run" in error_line("train", "--resume", str(tmp_path))
+    assert f"cluster.address = '{address}'" in line
+    assert "Connection refused" in line
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -237,21 +206,21 @@ def test_every_recipe_checks_offline(recipe: Path) -> None:
 
 def test_report_summarises_a_run_and_draws_it_anew(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    assert "is not a run" in error_line("report", str(run.path))
+    assert "is not a run" in error_here("report", str(run.path))
     run.config.write_text(dump_config(Config()), encoding="utf-8")
-    assert "no finished iteration" in error_line("report", str(run.path))
+    assert "no finished iteration" in error_here("report", str(run.path))
     sink = JsonlSink(run.metrics)
     for number in (1, 2):
         sink.write(iteration(number))
     sink.close()
-    result = launch("report", str(run.path))
+    result = here("report", str(run.path))
     assert result.returncode == 0, result.stderr
     assert "Run mine: 2 iterations of 40 (unfinished)" in result.stdout  # 40: the default of run.iterations
     assert run.curves.stat().st_size > 0
 
 
 def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
-    result = launch(
+    result = here(
         "check", "--offline", "--rollout.starts", "12", "--rollout.samples", "4", "--learner.minibatches", "6"
     )
     assert "12 starts x 4 samples = 48" in result.stdout
