@@ -27,11 +27,6 @@ def varies(returns: Reals) -> bool:
     return float(np.var(returns.astype(np.float64))) > 1e-12
 
 
-def every_token(response: IntArray) -> IntArray:
-    """The boundaries of a response if there is one after every token."""
-    return np.arange(1, len(response), dtype=np.int32)
-
-
 def critic_calibration(scored: Sequence[Rollout], boundaries: Boundaries) -> tuple[float, float, float]:
     """(AUC, AUC within start and depth, Brier score) of V against outcomes, at the starts and the boundaries."""
     correct = np.array([s.verdict.correct for s in scored])

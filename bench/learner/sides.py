@@ -16,14 +16,14 @@ from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.records import Rollout
-from learner.calibration import every_token
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerRecipe
 from learner.objective import loss_settings
 from learner.packing.micro_batches import row_of
+from replay.boundaries import no_boundaries
 
-PPO = Algorithm(AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0), longest=1, boundaries=every_token)
+PPO = Algorithm(AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0), longest=1, boundaries=no_boundaries)
 """The bare loop has PPO's losses alone."""
 
 

@@ -10,7 +10,6 @@ import pytest
 from core.config import AlgorithmConfig
 from core.records import Boundaries, Finish, IntArray, Rollout, Start, Verdict
 from learner.batch import Batch
-from learner.calibration import every_token
 from learner.credit import Algorithm, LearnerNow, credit
 
 VOCABULARY = 64
@@ -48,6 +47,11 @@ def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -
         )
         out.append(rollout)
     return out
+
+
+def every_token(response: IntArray) -> IntArray:
+    """The boundaries of a response if there is one after every token."""
+    return np.arange(1, len(response), dtype=np.int32)
 
 
 def credited(

@@ -17,14 +17,13 @@ from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Rollout
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
 from learner.batch import Batch
-from learner.calibration import every_token
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup, LearnerRecipe
 from learner.objective import loss_settings
 from learner.stats import UpdateStats
-from tests.learner.conftest import make_judged
+from tests.learner.conftest import every_token, make_judged
 
 Tiny = Callable[[bool], Path]
 PROBE = [np.arange(1, 12, dtype=np.int32), np.array([7, 7, 3], dtype=np.int32)]

@@ -1,6 +1,6 @@
 import numpy as np
 
-from learner.calibration import comparable_states, every_token, explained_variance
+from learner.calibration import comparable_states, explained_variance
 
 
 def test_explained_variance_by_hand() -> None:
@@ -10,10 +10,6 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(1 - returns, returns) == -3.0  # errors -1, 1: variance 1; 1 - 1 / 0.25
     assert explained_variance(returns, np.ones(4)) == 0.0
     assert explained_variance(returns, np.full(4, np.nan)) == 0.0
-
-
-def test_a_response_may_have_a_boundary_after_every_token() -> None:
-    assert every_token(np.zeros(4, np.int32)).tolist() == [1, 2, 3]
 
 
 def test_continuations_of_a_start_are_compared_where_any_of_them_has_a_boundary() -> None:

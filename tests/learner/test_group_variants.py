@@ -11,7 +11,6 @@ import ray
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
-from learner.calibration import every_token
 from learner.credit import Algorithm, LearnerNow, credit
 from learner.distributed.actor_critic import SharedTrunk, StepPlan, engines_of
 from learner.distributed.engine import TrainEngine
@@ -21,7 +20,7 @@ from learner.models.pretrained import SharedModel, load_shared
 from learner.objective import loss_settings
 from learner.packing.assign import assign_trees
 from learner.packing.micro_batches import Row, TrainBatch
-from tests.learner.conftest import forked, make_judged
+from tests.learner.conftest import every_token, forked, make_judged
 from tests.learner.groups import (
     PROBE,
     Engines,

@@ -6,9 +6,8 @@ import numpy as np
 
 from core.config import AlgorithmConfig
 from core.records import Use, Verdict
-from learner.calibration import every_token
 from learner.credit import Algorithm, LearnerNow, credit
-from tests.learner.conftest import credited, make_judged
+from tests.learner.conftest import credited, every_token, make_judged
 from tests.learner.test_credit import scored_from
 
 CONFIG = AlgorithmConfig(positive_coefficient=1.0)

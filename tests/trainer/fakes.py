@@ -12,10 +12,10 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.parts.sources import Progress, StartSource
 from core.records import Finish, Problem, Rollout, Sampling, Start, Use, Verdict, used
 from learner.batch import Batch
-from learner.calibration import every_token
 from learner.credit import Algorithm, LearnerNow
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
+from tests.learner.conftest import every_token
 from trainer.run import Resampling, Run
 
 STATS = UpdateStats(**{entry.name: 0.0 for entry in fields(UpdateStats)})  # type: ignore[arg-type]

@@ -11,11 +11,11 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Start, Use, used
-from learner.calibration import every_token
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.sampling import Fresh, UniformSampler
+from tests.learner.conftest import every_token
 from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, fake_run
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock
