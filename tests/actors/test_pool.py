@@ -41,7 +41,7 @@ def keys(trajectories: Sequence[Rollout]) -> list[tuple[str, int]]:
 
 
 def many(count: int = 96, samples: int = 4) -> list[Start]:
-    """Starts whose draws are no near ties: with the weights of seeds 0, 4, 8 and 10 no two tokens of the first 96 are
+    """Starts whose draws are no near ties: with the weights of seeds 0, 4 and 10 no two tokens of the first 96 are
     closer than 8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. The other samples of a batch
     change the rounding (seed 5 has two tokens 4e-6 apart, and they do change places).
     """
@@ -107,10 +107,9 @@ def collect(pool: RolloutPool, count: int) -> dict[str, list[Rollout]]:
     ("seed", "number", "victims", "said"),
     [
         (4, signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
-        (8, signal.SIGKILL, slice(0, 2), "rollout-0: its process died"),
         (10, signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 15 s"),
     ],
-    ids=["one killed", "all killed at once", "one hangs"],
+    ids=["one killed", "one hangs"],  # both killed: below
 )
 def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights(
     pool: RolloutPool,
