@@ -149,16 +149,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _methods_agree(self) -> Self:
-        algorithm, rollout, replay = self.algorithm, self.rollout, self.replay
+        rollout, replay = self.rollout, self.replay
         if not replay.fill and (rollout.resample or rollout.max_staleness):
             raise ValueError(
                 "replay.fill = false makes iterations of different sizes, which rollout.resample and "
                 "rollout.max_staleness above 0 cannot use; set both to 0, or replay.fill to true"
-            )
-        if replay.imitated and algorithm.positive_coefficient == 0:
-            raise ValueError(
-                "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set "
-                "that to 1, or replay.imitated to 0"
             )
         return self
 

@@ -159,7 +159,8 @@ class Use(IntEnum):
     TRAIN = 0  # generated in this iteration: policy and critic learn from it
     COUNT = 1  # generated and left out by dynamic sampling: only its outcome counts
     IMITATE = 2  # an earlier answer, repeated in the language-model loss
-    VALUE = 3  # a text of which a start source wants to know the critic's values; nothing is learnt from it
+    VALUE = 3  # a state of which a start source wants to know the critic's value; nothing is learnt from it
+    SOLUTION = 4  # a canonical solution: scored like a rollout, for the states in it; nothing is learnt from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ def _components(
     kept = _in_loss(trained, config)
     compared = kept & varied if find_estimator(config.estimator).needs_groups else kept
     correct = kept & varied & np.array([rollout.verdict.correct for rollout in trained])
-    repeated = np.concatenate([correct, [rollout.weight for rollout in imitated]]).astype(np.float32)
+    own = config.positive_coefficient * correct
+    repeated = np.concatenate([own, [rollout.weight for rollout in imitated]]).astype(np.float32)
 
     def _component(coefficient: float, tokens: FloatArray, rows: Flags, how: Aggregation) -> Component:
         return Component(coefficient, tokens, *aggregation(lengths, rows, how, algorithm.longest))
@@ -129,9 +130,7 @@ def _components(
     in_loss = kl_coefficient if config.kl_placement == "loss" else 0.0
     return Components(
         rl=_component(learns, importance, np.concatenate([compared, nobody]), config.aggregation),
-        ce=_component(
-            learns * config.positive_coefficient, np.repeat(repeated, counts), every | (repeated > 0), "token-mean"
-        ),
+        ce=_component(learns * bool(repeated.any()), np.repeat(repeated, counts), every | (repeated > 0), "token-mean"),
         kl=_component(learns * in_loss, importance, every, how),
         entropy=_component(learns * config.entropy_coefficient, ones, every, how),
         value=_component(algorithm.value_coefficient, ones, every, how),

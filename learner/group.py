@@ -111,11 +111,11 @@ class LearnerGroup:
         """The rollouts with values, proximal and reference log-probabilities by the current models, in order: those to
         train on, those to imitate, those that only count (not scored), and those to value (values alone)."""
         trained, counted = used(rollouts, Use.TRAIN), used(rollouts, Use.COUNT)
-        imitated, valued = used(rollouts, Use.IMITATE), used(rollouts, Use.VALUE)
+        others, valued = used(rollouts, Use.IMITATE, Use.SOLUTION), used(rollouts, Use.VALUE)
         values = self.values(valued) if valued else []
         return [
             *self._score(trained),
-            *self._score(imitated),
+            *self._score(others),
             *counted,
             *(replace(rollout, values=own) for rollout, own in zip(valued, values, strict=True)),
         ]

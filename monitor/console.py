@@ -68,6 +68,9 @@ GROUPS = (
         _Row("success, held out", "held out", "evaluation_success", _share),
         _Row("reward", "reward", "reward", _real),
         _Row("replayed starts", "replay share", "replay_share", _share),
+        _Row("problems ever solved", "ever solved", "covered", _share),
+        _Row("from the root", "", "covered_from_root", _share),
+        _Row("visits of a problem", "", "visits", _real),
     ),
     (
         _Row("KL (nats/token)", "kl", "kl", _real),

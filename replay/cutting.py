@@ -46,7 +46,7 @@ class States(NamedTuple):
     def provenance(self) -> Provenance:
         """Where they come from. Some tasks give a wrong answer a small score for its form: that is no part."""
         verdict = self.rollout.verdict
-        if self.rollout.use is Use.VALUE:
+        if self.rollout.use is Use.SOLUTION:
             return Provenance.CANONICAL
         if verdict.correct:
             return Provenance.OWN_SUCCESSFUL
@@ -66,8 +66,7 @@ def cut(rollout: Rollout, boundaries: Boundaries, budget: int, is_wrong: IsWrong
     lengths = lengths[np.isfinite(known[lengths - depth])]
     if rollout.finish.truncated:
         lengths = lengths[lengths <= (1.0 - ROOM) * budget]
-    if rollout.use is not Use.VALUE:  # nobody asked the policy how sure it is of a canonical solution
-        lengths = undecided(rollout, lengths)
+    lengths = undecided(rollout, lengths)
     if is_wrong is not None:
         lengths = before_error(rollout, lengths, is_wrong)
     return States(rollout, lengths)
@@ -77,9 +76,8 @@ def decided_share(rollout: Rollout) -> FloatArray:
     """[C] share of the response's decisions that come before each token of the continuation.
 
     A token that the policy was sure of is no decision: it counts with its surprisal -log p, plus `SURE`. So a state
-    after which only the answer has to be copied has little left, however long that is. Tokens of which no probability
-    is known, those of a canonical solution, count alike. What a replayed prefix decided is not known: it counts as its
-    share of the tokens.
+    after which only the answer has to be copied has little left, however long that is. What a replayed prefix decided
+    is not known: it counts as its share of the tokens.
 
     >>> from core.records import EMPTY, Finish, Start
     >>> start = Start("1.f0", "p", EMPTY, EMPTY, 1, 0)
@@ -88,12 +86,18 @@ def decided_share(rollout: Rollout) -> FloatArray:
     >>> (100 * decided_share(Rollout(start, 0, tokens, log_p, tokens, Finish.STOP))).round().tolist()
     [0.0, 66.0, 99.0, 99.0]
     """
-    decisions = rollout.generated * (SURE - rollout.logprobs.astype(np.float64))
+    decisions = rollout.generated * (SURE - _logprobs(rollout).astype(np.float64))
     before = np.cumsum(decisions) - decisions
     prefix = rollout.start.prefix_ids.size
     known = prefix / (prefix + rollout.tokens.size)
     share: FloatArray = (known + (1.0 - known) * before / decisions.sum()).astype(np.float32)
     return share
+
+
+def _logprobs(rollout: Rollout) -> FloatArray:
+    """[C] log-probabilities by the policy: of what it wrote those of the engine, of a canonical solution the
+    learner's."""
+    return rollout.proximal if rollout.use is Use.SOLUTION else rollout.logprobs
 
 
 def undecided(rollout: Rollout, lengths: IntArray) -> IntArray:
@@ -108,7 +112,7 @@ def undecided(rollout: Rollout, lengths: IntArray) -> IntArray:
     >>> undecided(rollout, np.array([1, 2, 3])).tolist()  # the rest has a probability of 0.90, 0.96 and 1
     [1]
     """
-    rest = np.cumsum(rollout.logprobs[::-1], dtype=np.float64)[::-1]  # [C] log probability from each token on
+    rest = np.cumsum(_logprobs(rollout)[::-1], dtype=np.float64)[::-1]  # [C] log probability from each token on
     return lengths[rest[lengths - rollout.start.prefix_ids.size] <= math.log(CERTAIN)]
 
 

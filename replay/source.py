@@ -1,13 +1,20 @@
 """Replay as a start source: states of earlier rollouts are starts again (RRL, arXiv 2504.14363).
 
-Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`), `repeat` asks for the values
-of stale states and of canonical solutions, `observe` stores outcomes and new states. Replayed states only change where
-rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt.
+Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `repeat` asks for the values
+of stale states and for the scores of canonical solutions, and repeats discoveries. `observe` stores outcomes and new
+states. Replayed states only change where rollouts start: continuations are on-policy, so a replayed prefix is treated
+like a prompt.
+
+A discovery is a success that continues a state of a problem whose root does not succeed. The policy gradient of the
+continuation gives its prefix no credit, so the whole text is repeated from the root in the language-model loss, prefix
+and continuation, until the root succeeds: first return, then robustify (Go-Explore, 2004.12919).
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +25,16 @@ from core.parts.sources import Progress, StartSource, root_start, state_start
 from core.records import Boundaries, Finish, Flags, IntArray, Problem, ReplayedState, Rollout, Start, Use, Verdict, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
+from replay.answers import Answers
 from replay.cutting import IsWrong, cut
+from replay.imitation import is_whole, root_visits
+from replay.visits import Visits
 
 if TYPE_CHECKING:
     from replay.store.store import ReplayStore
 
-SOLUTION = Verdict(1.0, True, "canonical solution")
+GIVEN = Verdict(1.0, True, "a text that no engine generated")
+FILE = "replay.json"  # what the driver knows beside the store, in a checkpoint
 
 
 def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
@@ -61,31 +72,40 @@ class Replay(StartSource):
         `lost`: returns the replayed starts that no engine could generate since the last call."""
         self._config, self._store, self._problems = config, store, problems
         self._cutting, self._stale, self._lost = cutting, stale, lost
+        self._discoveries = Answers(config.discoveries, problems, "discovered")
+        self._visits = Visits()
+
+    def wanted(self, most: int, at: Progress) -> int:
+        """How many of `most` starts are replayed by the schedule, if the store has as many."""
+        config, progress = self._config, (at.iteration - 1) / at.iterations
+        return replayed_count(round(most * config.ratio), config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
-        """States of high priority, for the share of the starts that the schedule gives, once the store holds enough."""
-        config, store = self._config, self._store
-        progress = (at.iteration - 1) / at.iterations
-        wanted = replayed_count(round(most * config.ratio), config.schedule, progress, store.decayed_unsolved_share)
+        """States of high priority, for the share of the starts that the schedule gives, once the store holds enough;
+        with `replay.bounded` of problems that have rested."""
+        config, store, wanted = self._config, self._store, self.wanted(most, at)
         if not wanted or len(store) < config.start_states:
             return []
         seed = derive(at.seed, "replay", at.iteration, *([at.round] if at.round else []))
-        return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed))]
+        choose = partial(self._visits.choose, iteration=at.iteration) if config.bounded else None
+        return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed, choose))]
 
     def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
-        """What is to be valued: canonical solutions of the problems of this iteration's fresh starts, and the states of
-        highest priority whose value is from an earlier critic."""
+        """Discoveries; canonical solutions of the problems of this iteration's fresh starts, to be scored; and the
+        states of highest priority whose value is from an earlier critic, to be valued."""
         stale = self._store.top(self._stale, older_than=at.version) if self._stale else []
         queries = (self._start(state, at, index, "valued") for index, state in enumerate(stale))
-        return [*self._solutions(rollouts, at), *(_to_value(start, np.zeros(1, np.int32)) for start in queries)]
+        valued = [_unwritten(start, np.zeros(1, np.int32), Use.VALUE) for start in queries]
+        return [*self._discoveries.draw(at), *self._solutions(rollouts, at), *valued]
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
-        """Store new values, outcomes of replayed states, and the states of the rollouts."""
+        """Store new values, outcomes of replayed states, the states of the rollouts, and discoveries."""
         store, cutting = self._store, self._cutting
-        self._revalue([rollout for rollout in used(rollouts, Use.VALUE) if rollout.start.replayed], at)
+        store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         generated = used(rollouts, Use.TRAIN, Use.COUNT)
         store.record([rollout for rollout in generated if rollout.start.state_key is not None])
-        solutions = [rollout for rollout in used(rollouts, Use.VALUE) if not rollout.start.replayed]
+        self._discover(rollouts, at)
+        solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
         lost = [start for start in self._lost() if start.state_key is not None]
@@ -94,6 +114,8 @@ class Replay(StartSource):
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
         self._store.save(folder)
+        known = {"discoveries": self._discoveries.to_json(), "visits": self._visits.to_json()}
+        (folder / FILE).write_text(json.dumps(known), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
@@ -101,6 +123,9 @@ class Replay(StartSource):
             self._store.clear()
         else:
             self._store.restore(folder)
+        known = {} if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8"))
+        self._discoveries.from_json(known.get("discoveries", ()))
+        self._visits.from_json(known.get("visits", {}))
 
     def metrics(self) -> dict[str, float]:
         """See `StartSource`."""
@@ -108,7 +133,7 @@ class Replay(StartSource):
         names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
         found = {f"store_{name}": getattr(stats, name) for name in names}
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
-        return found | {"lost_outcomes": stats.lost_outcomes}
+        return found | {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
 
     def close(self) -> None:
         """Stop the shards."""
@@ -120,21 +145,33 @@ class Replay(StartSource):
     def _solutions(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         if not self._config.canonical:
             return []
-        roots = {r.start.id: r.start.problem_id for r in used(rollouts, Use.TRAIN) if not r.start.replayed}
-        problems = [self._problems[problem_id] for problem_id in roots.values()]
+        names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN) if not r.start.replayed)
+        problems = [self._problems[name] for name in names]
         return [
-            _to_value(root_start(problem, at, index, "canonical"), solution, problem.solution_mask)
+            _unwritten(root_start(problem, at, index, "canonical"), solution, Use.SOLUTION, problem.solution_mask)
             for index, problem in enumerate(problems)
             if (solution := problem.solution_ids) is not None and solution.size
         ]
 
-    def _revalue(self, valued: Sequence[Rollout], at: Progress) -> None:
-        """Store the values of stale states. A state whose new value is not finite keeps its old one."""
-        self._store.revalue([rollout for rollout in valued if np.isfinite(rollout.values[0])], at.version)
+    def _discover(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        """Keep the newest discovery of each problem, until its root succeeds. Episodes of an environment are left out:
+        which tokens of their prefix the environment wrote is not known."""
+        continued = [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if rollout.start.replayed]
+        visits = root_visits(rollouts)
+        self._visits.observe(visits, continued, at.iteration)
+        for problem_id in visits:
+            if not self._visits.root_fails(problem_id):
+                self._discoveries.drop(problem_id)
+        for rollout in continued:
+            right = (
+                rollout.verdict.correct and rollout.mask is None and self._visits.root_fails(rollout.start.problem_id)
+            )
+            if right and is_whole(rollout, self._cutting.is_wrong):
+                self._discoveries.keep(rollout, at.version)
 
 
-def _to_value(start: Start, tokens: IntArray, mask: Flags | None = None) -> Rollout:
-    """A text that no engine generated, to be valued."""
+def _unwritten(start: Start, tokens: IntArray, use: Use, mask: Flags | None = None) -> Rollout:
+    """A text that no engine generated, to be scored or valued."""
     zeros = np.zeros(tokens.size)
     numbers = zeros.astype(np.float32), zeros.astype(np.int32)
-    return Rollout(start, 0, tokens, *numbers, Finish.STOP, mask, use=Use.VALUE, verdict=SOLUTION)
+    return Rollout(start, 0, tokens, *numbers, Finish.STOP, mask, use=use, verdict=GIVEN)

@@ -27,6 +27,7 @@ from core.startup import named_address, without_gc
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from trainer.asynchronous import AsynchronousEngines
+from trainer.coverage import Coverage
 from trainer.engines import SynchronousEngines
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import Note, expected_device, resolved
@@ -255,19 +256,21 @@ def _sources(
     from tasks.sampling import Fresh, problem_sampler
 
     seed = derive(config.run.seed, "problems")
-    others: dict[str, StartSource] = {}
+    others: dict[str, StartSource] = {"coverage": Coverage(len(problems))}
+    reserved = {}
     if store is not None:
         _, ranking = _methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
         stale = REFRESHED if values_count else 0
-        others["replay"] = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
+        others["replay"] = replay = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
+        if not config.replay.fill:
+            reserved["reserved"] = replay.wanted
     if config.replay.imitated:
         others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)
     for path in config.rollout.sources:
         others[path.replace(":", ".")] = own_source(path)(problems, task.tokenizer)
-    fixed = None if config.replay.fill else config.rollout.starts - round(config.rollout.starts * config.replay.ratio)
     fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))
-    return Sources(fresh, others, task.check_starts, fixed)
+    return Sources(fresh, others, task.check_starts, **reserved)
 
 
 def own_source(path: str) -> Callable[[Mapping[str, Problem], Tokenizer], StartSource]:

@@ -101,7 +101,15 @@ class IterationMetrics:
     lucky_share: float = _metric(
         "success", "share", "Correct responses that contain something wrong (replay.exclude_wrong).", math.nan
     )
-    imitated: int = _metric("success", "responses", "Own earlier successes that the policy repeated (replay.imitated).")
+    visited: float = _metric("success", "share", "Training problems that were started from the root so far.", math.nan)
+    visits: float = _metric("success", "visits", "Starts from the root of each of these problems so far.", math.nan)
+    covered_from_root: float = _metric(
+        "success", "share", "Training problems that ever succeeded from the root.", math.nan
+    )
+    covered: float = _metric(
+        "success", "share", "Training problems that ever succeeded, from the root or from a state.", math.nan
+    )
+    imitated: int = _metric("success", "responses", "Earlier right answers that the policy repeated.")
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
     resampled_starts: int = _metric(
         "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
@@ -176,6 +184,9 @@ class IterationMetrics:
     store_max_age: int = _metric("store", "versions", "Age of the oldest value in weight versions.", 0)
     store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.", 0)
     store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.", 0)
+    discoveries: int = _metric(
+        "store", "responses", "Successes from states that are kept to be repeated, until the root succeeds.", 0
+    )
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 
     seconds: PhaseSeconds

@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 
 class Sources(StartSource):
-    """All start sources of a run, as one."""
+    """All start sources of a run, as one: fresh problems, and those that `trainer/build.py` names."""
 
     def __init__(
         self,
         fresh: StartSource,
         others: Mapping[str, StartSource],
         check: Callable[[Sequence[Start]], None] = lambda _: None,
-        fixed: int | None = None,
+        reserved: Callable[[int, Progress], int] = lambda _most, _at: 0,
     ) -> None:
-        """`fresh`: takes the places that the `others` leave, at most `fixed` of them. `others`: by the name of their
-        folder in a checkpoint. `check`: raises DataError for a start that must not be trained on."""
-        self._fresh, self._others, self._check, self._fixed = fresh, dict(others), check, fixed
+        """`fresh`: takes the places that the `others` leave. `others`: by the name of their folder in a checkpoint.
+        `check`: raises DataError for a start that must not be trained on. `reserved`: places that stay empty if the
+        others do not fill them."""
+        self._fresh, self._others, self._check, self._reserved = fresh, dict(others), check, reserved
 
     @property
     def _all(self) -> dict[str, StartSource]:
@@ -48,8 +49,7 @@ class Sources(StartSource):
         wanted: list[Start] = []
         for source in self._others.values():
             wanted += source.propose(most - len(wanted), at)
-        rest = most - len(wanted)
-        fresh = self._fresh.propose(rest if self._fixed is None else min(rest, self._fixed), at)
+        fresh = self._fresh.propose(most - max(len(wanted), self._reserved(most, at)), at)
         self._check([*fresh, *wanted])
         return [*fresh, *wanted]
 
@@ -99,7 +99,7 @@ class Run:
     begin: Progress  # before the first iteration
     task: Task  # problems and judges
     problems: Mapping[str, Problem]  # to train on, by id
-    sources: StartSource
+    sources: Sources
     engines: Engines  # for the starts of training
     pool: Pool  # the same engines: for evaluation, weights and counts
     algorithm: Algorithm  # what the tokens of a batch weigh

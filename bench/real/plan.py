@@ -16,6 +16,7 @@ from core.load import load_config
 NO_IMITATION: Fields = {"replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
 NO_REPLAY: Fields = {"replay.ratio": 0.0}
 NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
+REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,
     "imitation": NO_REPLAY,
@@ -23,12 +24,25 @@ ARMS: Mapping[str, Fields] = {
     "both": {},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
     "mbpp": {},  # of the assay, whose arms are its tasks
+    "ppo": NEITHER,
+    "dapo": {**NEITHER, "rollout.resample": 2},
+    "imitate": {**NEITHER, "replay.imitated": 16},
+    "replayed": REPLAYED,
+    "replayed_imitate": {**REPLAYED, "replay.imitated": 16},
+    "canonical": {**REPLAYED, "replay.canonical": True},
+    "paper": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value"},
+    "share_eighth": {**REPLAYED, "replay.ratio": 0.125},
+    "share_half": {**REPLAYED, "replay.ratio": 0.5},
+    "no_discoveries": {**REPLAYED, "replay.discoveries": 0},
+    "unbounded": {**REPLAYED, "replay.bounded": False},
 }
 TUNING_SEED = 0
 RATES = (5e-6, 1e-5)  # tried in a tuned part
 TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
+    ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
+    ("canonical", "replayed"), ("replayed", "paper"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -49,6 +63,20 @@ SUMS_FIELDS: Fields = {
     ),
     "rollout.max_response_tokens": 48,
     "replay.start_states": 64,
+}
+HARD_FIELDS: Fields = {
+    **SUMS_FIELDS,
+    "task.min_operations": 2,
+    "task.problems": 64,
+    "rollout.starts": 8,
+    "replay.start_states": 8,
+    "replay.schedule": "constant",
+}
+CHAIN_FIELDS: Fields = {
+    **HARD_FIELDS,
+    "task.min_operations": 3,
+    "task.max_operations": 3,
+    "rollout.max_response_tokens": 64,
 }
 CODE_FIELDS: Fields = {
     **MBPP_FIELDS,
@@ -98,8 +126,13 @@ class Part:
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
+HARD_ARMS = ("ppo", "dapo", "imitate", "replayed", "replayed_imitate", "canonical", "paper")
+DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
+    "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 40_000, fewer={"dapo": 6, "paper": 6}),
+    "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 40_000),
+    "dose": Part("demo", DOSES, 3, HARD_FIELDS, 40_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
     "code": Part("mbpp_smollm2", FACTORS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }

@@ -48,10 +48,17 @@ class ReplayConfig(Section):
     are then counted in erroneous_share, erroneous_states, erroneous_imitated and lucky_share."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
+    bounded: bool = False
+    """Whether states of many problems are drawn, each now and then: a problem once in 4 iterations, those whose root
+    fails first, and with the ranking learnability a state until it has 24 decayed outcomes. False: by the priority
+    alone."""
+    discoveries: Whole = 0
+    """Most discoveries that an update repeats in the language-model loss, from the prompt on: successes that continue a
+    state of a problem whose root does not succeed. They fade like those of `imitated`. 0: none."""
     imitated: Whole = 0
     """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the
-    newest of each problem of which at most half of the rollouts from the root succeed. Their weight is
-    algorithm.positive_coefficient, which must be above 0, and halves every 32 iterations. 0: none. Measured:
+    newest of each problem of which at most half of the rollouts from the root succeed. A token of theirs weighs as much
+    as a token of the batch with an advantage of 1, and half of it every 32 iterations. 0: none. Measured:
     docs/method.md, Defaults."""
 
     @model_validator(mode="after")

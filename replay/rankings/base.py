@@ -18,6 +18,7 @@ Rules = Sequence[tuple[Flags, str]]
 
 IS_SOLVED = "its problem is solved from the root"
 NEVER_FAILS = "none of its continuations fails"
+OFTEN = "it was continued often enough for now"
 HOPELESS = 0.05  # success below which no start is replayed: at 5 %, four in five groups of 4 continuations have none
 CERTAIN = 1.0 - HOPELESS  # success above which none is: as many of its groups have no failure
 

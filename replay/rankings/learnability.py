@@ -14,6 +14,7 @@ trained on many continuations of the same few chains becomes sure of wrong choic
     states of solved problems   root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
     hopeless states             p < 0.05
     states that never fail      every continuation so far succeeded, or p > 0.95: only the end is left to write
+    states that are drawn often 24 decayed outcomes (`replay.bounded`): many states, each a few times
 
 Where own successes are imitated (`replay.imitated`), a problem without any comes first: the priority of the others is
 lower by `LATER`. Imitation repeats what they could teach, and it has nothing to repeat for the first ones.
@@ -42,6 +43,7 @@ from replay.rankings.base import (
     HOPELESS,
     IS_SOLVED,
     NEVER_FAILS,
+    OFTEN,
     Ranking,
     Rules,
     StateColumns,
@@ -53,6 +55,9 @@ from replay.store.keys import Reals
 from replay.success import chances, features_of
 
 LEAST = 1e-3  # worth of a state whose graded continuations are all alike so far
+OUTCOMES = (
+    24.0  # decayed outcomes of a state above which it rests: three groups of 8, until visits of its problem fade them
+)
 LATER = 10.0  # in log odds of the draw: e^-10 is less than one draw in 20,000
 
 
@@ -65,11 +70,11 @@ class Learnability(Ranking):
     one_per_problem = True
 
     def __init__(self, config: ReplayConfig) -> None:
-        self._later = LATER if config.imitated else 0.0
+        self._later, self._bounded = LATER if config.imitated else 0.0, config.bounded
 
     def why_not(self, states: StateColumns) -> Rules:
         """States of solved problems, hopeless ones, and those that never fail."""
-        return rules(states, state_chances(states))
+        return rules(states, state_chances(states), self._bounded)
 
     def success(self, states: StateColumns) -> Reals:
         """p of this module."""
@@ -78,7 +83,9 @@ class Learnability(Ranking):
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: log worth, less what the other states of the problem are worth."""
         success = state_chances(states)
-        worth = np.where(excluded(rules(states, success), len(success)), 0.0, state_worth(states, success))
+        worth = np.where(
+            excluded(rules(states, success, self._bounded), len(success)), 0.0, state_worth(states, success)
+        )
         whole = np.bincount(states.problem, worth)[states.problem]
         best = np.zeros(int(states.problem[-1]) + 1)
         np.maximum.at(best, states.problem, worth)
@@ -99,13 +106,15 @@ class Learnability(Ranking):
         return retention
 
 
-def rules(states: StateColumns, success: Reals) -> Rules:
-    """The rules of this module, given each state's chance of success [S]."""
+def rules(states: StateColumns, success: Reals, bounded: bool) -> Rules:
+    """The rules of this module, given each state's chance of success [S]. `bounded`: states drawn often rest."""
     never_failed = (states.tried > 0) & (states.losses == 0.0)
+    often = bounded & (states.wins + states.losses >= OUTCOMES)
     return (
         (solved(states), IS_SOLVED),
         (success < HOPELESS, f"its chance of success is below {HOPELESS:.0%}"),
         (never_failed, NEVER_FAILS),
+        (often, OFTEN),
         (success > CERTAIN, f"its chance of success is above {CERTAIN:.0%}"),
     )
 

@@ -41,6 +41,10 @@ class Drawn:
     features: Reals  # [m, F] of the success model
     scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
 
+    def take(self, places: Sequence[int]) -> "Drawn":
+        """The states at these places, in this order."""
+        return Drawn(**{field.name: getattr(self, field.name)[list(places)] for field in fields(self)})
+
     def states(self) -> list[ReplayedState]:
         """A record of each."""
         columns = (self.keys, self.problem_ids, self.prefixes, self.values, self.provenance, self.version)

@@ -40,6 +40,11 @@ DEADLINE = 120.0  # seconds that a shard may take to answer one call
 MOST_BYTES = 4 << 30  # of the states and tokens over all shards; those of the lowest retention are evicted
 
 
+CANDIDATES = 1024  # states of a draw that a caller may choose from
+Choose = Callable[[list[ReplayedState], int], list[int]]
+"""The best states of a draw, and how many are wanted -> the places of those that are drawn."""
+
+
 class ReplayStore:
     """The states of all shards. Not thread-safe: one driver calls it."""
 
@@ -99,11 +104,15 @@ class ReplayStore:
         self._model = model
         self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
-    def sample(self, n: int, seed: int) -> list[ReplayedState]:
-        """Draw n distinct states, or all if fewer are replayable, weighted by exp(priority / temperature). The same
-        writes and seed give the same states for any number of shards."""
+    def sample(self, n: int, seed: int, choose: Choose | None = None) -> list[ReplayedState]:
+        """Draw n distinct states, or all if fewer are replayable, weighted by exp(priority / temperature). With
+        `choose` the best `CANDIDATES` of the draw are offered to it. The same writes and seed give the same states for
+        any number of shards."""
         self._requested += n
-        drawn = joined(self._all(Shard.draw, n, derive(seed, "replay")), n)
+        count = n if choose is None else max(n, CANDIDATES)
+        drawn = joined(self._all(Shard.draw, count, derive(seed, "replay")), count)
+        if choose is not None:
+            drawn = drawn.take(choose(drawn.states(), n))
         self._sampled += len(drawn.keys)
         if self._reads == "success":
             self._evidence.remember(drawn)

@@ -171,7 +171,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
-    ({"replay": {"imitated": 32}}, "replay.imitated has no effect while algorithm.positive_coefficient"),
     ({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "rollout.gpus = 0.5"),
     ({"rollout": {"threads": 64}}, "rollout.threads = 64, but this machine has 4 cores"),
     ({"learner": {"threads": 5}}, "learner.threads = 5, but this machine has 4 cores"),

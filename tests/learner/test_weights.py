@@ -43,7 +43,7 @@ def test_the_weights_of_a_batch_by_hand() -> None:
     ]
     settings = {"estimator": "grpo", "overlong": "mask", "positive_coefficient": 0.1, "entropy_coefficient": 0.01}
     batch = credited(rollouts, AlgorithmConfig.model_validate(settings), kl_coefficient=0.2)
-    assert batch.coefficients == Components(rl=1.0, ce=0.1, kl=0.2, entropy=0.01, value=1.0)
+    assert batch.coefficients == Components(rl=1.0, ce=1.0, kl=0.2, entropy=0.01, value=1.0)
     assert [batch.policy_learns([row]) for row in range(6)] == [True] * 6  # the KL acts on each, where some teach
 
     def by_row(weights: FloatArray) -> list[list[float]]:
@@ -58,8 +58,8 @@ def test_the_weights_of_a_batch_by_hand() -> None:
     assert [close(row) for row in by_row(weights.kl)] == kl
     rl = [[1.5 / 3] * 2, [1.5 / 3], [none] * 3, [none] * 2, [none] * 4, [none] * 2]
     assert [close(row) for row in by_row(weights.rl)] == rl
-    # the imitated answer counts in the mean, 8 + 2 tokens: correct ones weigh 1, it 1/2
-    ce = [[1 / 10] * 2, [none], [none] * 3, [none] * 2, [none] * 4, [0.5 / 10] * 2]
+    # the imitated answer counts in the mean, 8 + 2 tokens: correct ones weigh 0.1, it 1/2
+    ce = [[0.1 / 10] * 2, [none], [none] * 3, [none] * 2, [none] * 4, [0.5 / 10] * 2]
     assert [close(row) for row in by_row(weights.ce)] == ce
 
     step = batch.weights([1, 2])  # a step on two rows is a mean over these: 1 + 3 tokens, of which 1 differs
@@ -98,7 +98,8 @@ def test_with_a_critic_all_rows_count() -> None:
 
 
 def test_the_weights_of_correct_responses() -> None:
-    batch = credited(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(normalise="global"), 0)
+    config = AlgorithmConfig(normalise="global", positive_coefficient=1.0)
+    batch = credited(grouped([1.0, 0.0, 1.0], [0, 1, 2]), config, 0)
     right = batch.token_index([0, 2])
     ce = batch.weights(range(3)).ce
     np.testing.assert_allclose(ce[right], 1 / len(ce), rtol=1e-6)  # as every token of the batch

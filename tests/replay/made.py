@@ -28,11 +28,11 @@ def states(
 ) -> States:
     """The states of a rollout from the root."""
     cuts = np.array(lengths, np.int32)
-    use = Use.VALUE if provenance is Provenance.CANONICAL else Use.TRAIN
+    use = Use.SOLUTION if provenance is Provenance.CANONICAL else Use.TRAIN
     made = rollout(Start("", problem, EMPTY, EMPTY, 1, 0), tokens, VERDICTS[provenance], use=use)
     known = np.zeros(made.tokens.size, np.float32)
     known[cuts] = np.array(values, np.float32)
-    return States(replace(made, values=known), cuts)
+    return States(replace(made, values=known, proximal=made.logprobs), cuts)
 
 
 def of_kind(found: States, provenance: Provenance) -> States:

@@ -57,7 +57,7 @@ def test_what_was_decided_is_counted_by_surprisal_behind_a_prefix_by_tokens() ->
     known = 3 / (3 + 4)
     expected = known + (1 - known) * np.array([0, 1, 1.5, 1.52]) / 1.52
     np.testing.assert_allclose(decided_share(rollout), expected, rtol=1e-6)
-    canonical = replace(scored(ROOT, ids(3, 4, 5, 6), True), logprobs=np.zeros(4, np.float32), use=Use.VALUE)
+    canonical = replace(scored(ROOT, ids(3, 4, 5, 6), True), use=Use.SOLUTION, proximal=np.full(4, -1.0, np.float32))
     np.testing.assert_allclose(decided_share(canonical), [0, 0.25, 0.5, 0.75], rtol=1e-6)
 
 
@@ -125,8 +125,10 @@ def test_states_after_which_nothing_is_decided_are_left_out(correct: bool) -> No
     log_p = np.log(np.array([0.5, 0.94 / 0.96, 0.96, 1.0], np.float32))
     rollout = replace(scored(STATE, ids(8, 9, 10, 11), correct), logprobs=log_p)
     assert cut(rollout, lambda _: ids(4, 5, 6), budget=100).lengths.tolist() == [4]
-    # nobody knows what the policy says of a canonical solution
-    assert cut(replace(rollout, use=Use.VALUE), lambda _: ids(4, 5, 6), budget=100).lengths.tolist() == [4, 5, 6]
+    # of a canonical solution the learner says how sure the policy is
+    solution = replace(rollout, use=Use.SOLUTION, proximal=np.full(4, -1.0, np.float32))
+    assert cut(solution, lambda _: ids(4, 5, 6), budget=100).lengths.tolist() == [4, 5, 6]
+    assert cut(replace(solution, proximal=log_p), lambda _: ids(4, 5, 6), budget=100).lengths.tolist() == [4]
 
 
 def test_a_state_whose_value_is_not_finite_is_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from core.parts.sources import Progress
 from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
-from replay import imitation
+from replay import answers
 from replay.imitation import Imitation
 from tests.replay.made import rollout
 
@@ -20,7 +20,7 @@ def visit(problem: str, outcomes: str, first: int = 1, key: int | None = None) -
     A character each: + a success, t a truncated one, - a failure, c a canonical solution.
     """
     start = Start("", problem, EMPTY, EMPTY, 1, 0, key)
-    uses = {"c": Use.VALUE}
+    uses = {"c": Use.SOLUTION}
     return [
         replace(
             rollout(start, [token], Verdict(1.0, kind != "-"), use=uses.get(kind, Use.TRAIN)),
@@ -88,7 +88,7 @@ def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_f
 
 
 def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "MOST", 2)
+    monkeypatch.setattr(answers, "MOST", 2)
     found = source()
     for name, outcomes in (("a", "+--"), ("b", "+--"), ("a", "---"), ("c", "+--")):
         found.observe(visit(name, outcomes), at())

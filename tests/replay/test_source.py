@@ -29,7 +29,9 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 def source(store: ReplayStore, stale: int = 0, **fields: object) -> Replay:
-    config = ReplayConfig.model_validate({"ratio": 0.5, "start_states": 1, "schedule": "constant", **fields})
+    config = ReplayConfig.model_validate(
+        {"ratio": 0.5, "start_states": 1, "schedule": "constant", "discoveries": 16, **fields}
+    )
     return Replay(config, store, PROBLEMS, Cutting(every, 100), stale)
 
 
@@ -59,7 +61,8 @@ def test_the_places_of_replay_shrink_as_problems_are_solved(store: ReplayStore) 
     replay = source(store, schedule="unsolved")
     replay.observe([rollout("p", False, 7, 8, 9), rollout("q", True, 7, 8, 9)], AT)
     replay.observe([], AT)  # what is known of the roots counts from the next iteration on
-    assert len(replay.propose(8, AT)) == 2
+    assert len(replay.propose(8, AT)) == replay.wanted(8, AT) == 2
+    assert source(store, start_states=10**5, schedule="annealed").wanted(8, replace(AT, iteration=6)) == 2  # half over
 
 
 def test_outcomes_of_replayed_starts_reach_their_states_and_others_do_not(store: ReplayStore) -> None:
@@ -92,8 +95,9 @@ def test_canonical_solutions_of_fresh_starts_are_valued_and_stored(store: Replay
     replayed = scored(state_start(SOLVED, ids(3), 77, AT, 0), ids(4), False)
     rollouts = [rollout("p", False, 7, 8), rollout("p", False, 7, 9), rollout("q", False, 7), replayed]
     (solution,) = replay.repeat(rollouts, AT)
-    assert (solution.tokens.tolist(), solution.use, solution.verdict.correct) == ([3, 4, 5], Use.VALUE, True)
-    replay.observe([replace(solution, values=np.zeros(3, np.float32))], AT)
+    assert (solution.tokens.tolist(), solution.use, solution.verdict.correct) == ([3, 4, 5], Use.SOLUTION, True)
+    log_p = np.full(3, -1.0, np.float32)
+    replay.observe([replace(solution, values=np.zeros(3, np.float32), proximal=log_p)], AT)
     assert [state.prefix_ids.tolist() for state in store.top(9, 99)] in ([[3], [3, 4]], [[3, 4], [3]])
     assert source(store).repeat(rollouts, AT) == []
 
@@ -121,3 +125,45 @@ def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
     assert unsolved_share(rollouts) == 0.5
     assert unsolved_share(rollouts[-1:]) == 1.0  # no fresh problem
     assert rollouts[0].finish is Finish.STOP
+
+
+def test_a_replayed_problem_rests(store: ReplayStore) -> None:
+    replay = source(store, bounded=True)
+    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
+    starts = replay.propose(8, AT)
+    assert [start.id for start in starts] == ["3.r0", "3.r1"]  # one of each problem, though there are four states
+    assert {start.problem_id for start in starts} == {"p", "q"}
+    replay.observe([scored(start, ids(9, 9), False) for start in starts], AT)
+    assert replay.propose(8, replace(AT, iteration=6)) == []
+    again = replay.propose(8, replace(AT, iteration=7))
+    assert {start.problem_id for start in again} == {"p", "q"}
+
+
+def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(store: ReplayStore, tmp_path: Path) -> None:
+    replay = source(store)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)
+    (start, _) = replay.propose(4, AT)
+    found = scored(start, ids(9, 4), True)
+    replay.observe([found, scored(start, ids(9, 5), False)], AT)
+    (repeated,) = replay.repeat([], AT)
+    assert (repeated.use, repeated.start.replayed, repeated.tokens.tolist()) == (
+        Use.IMITATE, False, [*start.prefix_ids.tolist(), 9, 4],
+    )  # fmt: skip
+    assert replay.metrics()["discoveries"] == 1
+    (tmp_path / "saved").mkdir()
+    replay.save(tmp_path / "saved")
+    replay.observe([rollout("p", False, 7, 7), rollout("p", True, 7, 7)], AT)
+    assert replay.repeat([], AT) == []
+    replay.observe([found], AT)  # the root succeeds: it teaches more
+    assert replay.repeat([], AT) == []
+    replay.restore(tmp_path / "saved")
+    assert [one.tokens.tolist() for one in replay.repeat([], AT)] == [repeated.tokens.tolist()]
+    assert source(store, discoveries=0).repeat([], AT) == []
+
+
+def test_a_truncated_or_wrong_success_is_no_discovery(store: ReplayStore) -> None:
+    replay = source(store)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)
+    (start, _) = replay.propose(4, AT)
+    replay.observe([replace(scored(start, ids(9, 4), True), finish=Finish.LENGTH)], AT)
+    assert replay.repeat([], AT) == []

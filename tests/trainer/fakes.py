@@ -9,14 +9,14 @@ import numpy as np
 from actors.ledger import Queues
 from core.config import AlgorithmConfig
 from core.errors import ActorError, LearnerError, WeightError
-from core.parts.sources import Progress, StartSource
+from core.parts.sources import Progress
 from core.records import Finish, Problem, Rollout, Sampling, Start, Use, Verdict, used
 from learner.batch import Batch
 from learner.credit import Algorithm, LearnerNow
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from tests.learner.conftest import every_token
-from trainer.run import Resampling, Run
+from trainer.run import Resampling, Run, Sources
 
 STATS = UpdateStats(**{entry.name: 0.0 for entry in fields(UpdateStats)})  # type: ignore[arg-type]
 PROBLEMS = {f"p{number}": Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)}
@@ -94,9 +94,7 @@ class FakeLearner:
         return BroadcastReport(self.version, Gap(0.0, 0.0))
 
 
-def fake_run(
-    engines: FakeEngines, learner: FakeLearner, sources: StartSource, samples: int = 2, rounds: int = 0
-) -> Run:
+def fake_run(engines: FakeEngines, learner: FakeLearner, sources: Sources, samples: int = 2, rounds: int = 0) -> Run:
     """A run of these parts, of 10 iterations."""
     return Run(
         begin=Progress(0, 0, 10, samples),

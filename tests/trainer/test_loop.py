@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 def run_with(store: ReplayStore, engines: FakeEngines, learner: FakeLearner) -> Run:
-    config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant")
+    config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant", bounded=False)
     replay = Replay(config, store, PROBLEMS, Cutting(every_token, 8), stale=1, lost=engines.take_lost)
     others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation(2, PROBLEMS)}
     return fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), others))
@@ -113,6 +113,16 @@ def test_a_users_own_source_takes_its_places_and_sees_everything() -> None:
     iteration(run, 3)
     assert engines.asked == [["3.f0", "3.f1", "3.f2", "3.o0"]]
     assert set(own.seen) == {"3.f0", "3.f1", "3.f2", "3.o0"}
+
+
+def test_places_that_are_reserved_and_not_taken_stay_empty() -> None:
+    """Of four places two are reserved at first and none from iteration 2 on; the own source takes one of them."""
+    fresh, engines = Fresh(UniformSampler([*PROBLEMS.values()], 0)), FakeEngines(answer)
+    sources = Sources(fresh, {"own": Own()}, reserved=lambda most, at: most // 2 if at.iteration < 2 else 0)
+    run = fake_run(engines, FakeLearner(), sources)
+    iteration(run, 1)
+    iteration(run, 2)
+    assert [len(asked) for asked in engines.asked] == [3, 4]
 
 
 def test_a_start_that_must_not_be_trained_on_is_refused_before_it_is_generated() -> None:

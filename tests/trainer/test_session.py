@@ -27,6 +27,7 @@ from trainer.checkpoint import RunProgress
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.metrics import PhaseClock
 from trainer.run import Run as Parts
+from trainer.run import Sources
 from trainer.session import Outputs, Schedule, Session, Training, run_session
 
 GREEDY = Sampling(0.0, 1.0, 8)
@@ -208,7 +209,8 @@ def test_in_asynchronous_mode_engines_are_found_lost_before_the_update(
 
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
     engines = AsynchronousEngines(cast(Any, stream), GREEDY, starts=1, max_staleness=1)
-    parts = replace(fake_run(FakeEngines(lambda *_: ([1], True)), FakeLearner(), StartSource()), engines=engines)
+    sources = Sources(StartSource(), {})
+    parts = replace(fake_run(FakeEngines(lambda *_: ([1], True)), FakeLearner(), sources), engines=engines)
     with pytest.raises(error):
         loop.iterate(parts, parts.at(1), PhaseClock(), Interruption())
 

@@ -1,0 +1,31 @@
+"""What a run has seen and solved, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+
+from core.parts.sources import Progress, root_start, state_start
+from core.records import Use
+from tests.trainer.fakes import PROBLEMS, FakeEngines
+from trainer.coverage import Coverage
+
+AT = Progress(0, 1, 10, 2)
+IDS = np.array([7, 8], np.int32)
+
+
+def test_visits_and_solved_problems(tmp_path: Path) -> None:
+    """p1 fails at its root twice and succeeds from a state; p2 succeeds at its root; p3 is never started."""
+    engines = FakeEngines(lambda start, _: ([1], start.replayed or start.problem_id == "p2"))
+    starts = [root_start(PROBLEMS["p1"], AT, 0), root_start(PROBLEMS["p1"], AT, 1), root_start(PROBLEMS["p2"], AT, 2)]
+    rollouts = engines.judge(engines.generate([*starts, state_start(PROBLEMS["p1"], IDS, 5, AT, 0)]))
+    coverage = Coverage(4)
+    coverage.observe(rollouts, AT)
+    expected = {"visited": 0.5, "visits": 1.5, "covered_from_root": 0.25, "covered": 0.5}  # of 4; 3 starts of 2
+    assert coverage.metrics() == expected
+    coverage.save(tmp_path)
+    again = Coverage(4)
+    again.restore(tmp_path)
+    assert again.metrics() == expected
+    again.restore(None)
+    assert again.metrics() == {"visited": 0.0, "visits": 0.0, "covered_from_root": 0.0, "covered": 0.0}
+    assert {rollout.use for rollout in rollouts} == {Use.TRAIN}
