@@ -53,7 +53,7 @@ class TakenStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerRecipe:
+class LearnerSpec:
     """What a learner is started from, and started from again when its ranks are lost."""
 
     model: str | Path  # Hugging Face directory or name of the policy; the critic's trunk starts from it too
@@ -74,22 +74,22 @@ class LearnerRecipe:
 class LearnerGroup:
     """Policy and critic on `learner.ranks` processes."""
 
-    def __init__(self, recipe: LearnerRecipe) -> None:
+    def __init__(self, spec: LearnerSpec) -> None:
         """Start the ranks and load the models. Raises ModelError when the model cannot be used, else LearnerError."""
-        self._recipe = recipe
-        self._config = recipe.config
+        self._spec = spec
+        self._config = spec.config
         self._noise: tuple[Sequence[IntArray], Gap] | None = None  # the probe, and the gap on it before training
         self._launch()
 
     def _launch(self) -> None:
-        recipe, config, kl = self._recipe, self._config, self._recipe.kl_coefficient
+        spec, config, kl = self._spec, self._config, self._spec.kl_coefficient
         self._ranks: Ranks = (
-            LocalRanks() if recipe.local else Ranks(config, device=recipe.device, cpus=recipe.cpus, gpus=recipe.gpus)
+            LocalRanks() if spec.local else Ranks(config, device=spec.device, cpus=spec.cpus, gpus=spec.gpus)
         )
-        self._ranks.join(recipe.device, config.deadline)
-        arguments = (config, recipe.losses, kl > 0, recipe.dtype, derive(recipe.seed, "learner"))
-        trained = self._ranks.call_same(RankWorker.load, str(recipe.model), *arguments)[0]
-        self._ranks.call_same(RankWorker.open_channel, recipe.sender, config.deadline)
+        self._ranks.join(spec.device, config.deadline)
+        arguments = (config, spec.losses, kl > 0, spec.dtype, derive(spec.seed, "learner"))
+        trained = self._ranks.call_same(RankWorker.load, str(spec.model), *arguments)[0]
+        self._ranks.call_same(RankWorker.open_channel, spec.sender, config.deadline)
         fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
         self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
@@ -161,14 +161,14 @@ class LearnerGroup:
         config, taken, learns = self._config, list[TakenStep](), batch.policy_learns()
         own, imitated = batch.starts(Use.TRAIN), batch.starts(Use.IMITATE)
         for number in range(config.epochs if learns or self._has_critic else 1):
-            rng = generator(self._recipe.seed, "minibatches", self._state.updates, number)
+            rng = generator(self._spec.seed, "minibatches", self._state.updates, number)
             taken += self._pass(batch, taken, assign_steps_apart(own, imitated, config.minibatches, rng))
         self._note(batch, taken)
         return self._summary(batch, taken)
 
     def _pass(self, batch: Batch, before: Sequence[TakenStep], minibatches: list[list[int]]) -> list[TakenStep]:
         """One pass over the batch, after the steps `before` of this update."""
-        state, config, total = self._state, self._config, self._recipe.total_steps
+        state, config, total = self._state, self._config, self._spec.total_steps
         policy_step = state.policy_steps + sum(step.trains_policy for step in before)
         value_step = state.steps + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
@@ -205,7 +205,7 @@ class LearnerGroup:
 
     def _note(self, batch: Batch, taken: Sequence[TakenStep]) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
-        state, target, measured = self._state, self._recipe.kl_target, batch.stats.reference_kl
+        state, target, measured = self._state, self._spec.kl_target, batch.stats.reference_kl
         skipped = [step.sums.skipped for step in taken]
         state.note_steps(
             skipped,
@@ -229,7 +229,7 @@ class LearnerGroup:
         """Remember the gap of engines and learner with the same weights; more than rounding raises WeightError."""
         probe = list(islice(sequences, PROBE_SEQUENCES))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
-        check_noise(noise, self._recipe.dtype)
+        check_noise(noise, self._spec.dtype)
         self._noise = probe, noise
         return noise
 
@@ -288,7 +288,7 @@ class LearnerGroup:
         coefficient stays adapted unless another is configured. Raises CheckpointError."""
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
-        state.continue_with(len(self._ranks), self._recipe.kl_coefficient)
+        state.continue_with(len(self._ranks), self._spec.kl_coefficient)
         self._state = state
 
     def export(self, directory: Path) -> None:

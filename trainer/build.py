@@ -376,12 +376,12 @@ def engine_pool(
 
 def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:
     from core.transport import GroupSender, HandleSender
-    from learner.group import LearnerGroup, LearnerRecipe
+    from learner.group import LearnerGroup, LearnerSpec
     from learner.objective import loss_settings
 
     critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
-    recipe = LearnerRecipe(
+    spec = LearnerSpec(
         model,
         config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
         loss_settings(config.algorithm, config.rollout.temperature),
@@ -396,4 +396,4 @@ def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) ->
         local=local,
         sender=senders[transport(config, device)],
     )
-    return LearnerGroup(recipe)
+    return LearnerGroup(spec)

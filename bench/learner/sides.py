@@ -18,7 +18,7 @@ from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.records import Rollout
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
-from learner.group import LearnerGroup, LearnerRecipe
+from learner.group import LearnerGroup, LearnerSpec
 from learner.objective import loss_settings
 from learner.packing.micro_batches import row_of
 from replay.boundaries import no_boundaries
@@ -70,7 +70,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
     """A learner with one rank. Ray must be connected."""
-    recipe = LearnerRecipe(
+    spec = LearnerSpec(
         model,
         config,
         loss_settings(PPO.config, temperature=1.0),
@@ -81,7 +81,7 @@ def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device
         cpus=0.0,
         gpus=0.5,
     )
-    return LearnerGroup(recipe)
+    return LearnerGroup(spec)
 
 
 @contextmanager

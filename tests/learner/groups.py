@@ -20,7 +20,7 @@ from learner.batch import Batch
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
-from learner.group import LearnerGroup, LearnerRecipe
+from learner.group import LearnerGroup, LearnerSpec
 from learner.objective import loss_settings
 from learner.stats import UpdateStats
 from tests.learner.conftest import every_token, make_judged
@@ -83,8 +83,8 @@ def one_rank() -> RankWorker:
 class Learner(LearnerGroup):
     """A learner with an algorithm."""
 
-    def __init__(self, recipe: LearnerRecipe, algorithm: Algorithm) -> None:
-        super().__init__(recipe)
+    def __init__(self, spec: LearnerSpec, algorithm: Algorithm) -> None:
+        super().__init__(spec)
         self.algorithm = algorithm
 
     def credited(self, scored: Sequence[Rollout]) -> Batch:
@@ -107,7 +107,7 @@ def group(
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     config, settings = ResolvedLearner(**options), algorithm or AlgorithmConfig()
     with environment_of_a_rank():
-        recipe = LearnerRecipe(
+        spec = LearnerSpec(
             path,
             config,
             loss_settings(settings, temperature=0.9),
@@ -122,7 +122,7 @@ def group(
             local=config.ranks == 1 and sender is None,
         )
         weight = config.value_coefficient if config.value_model == "shared" else 1.0
-        made = Learner(recipe, Algorithm(settings, 8, every_token, weight))
+        made = Learner(spec, Algorithm(settings, 8, every_token, weight))
     with closing(made):
         yield made
 
