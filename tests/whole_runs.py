@@ -18,6 +18,7 @@ CALCULATOR = ("--task.name", "bench.tasks.calculator:calculator")
 """The recipe's task in several turns."""
 UNREPEATED = ("_seconds", "tokens_per_second", "_idle", "store_bytes")
 """Parts of the names of metrics that no run repeats: times, and memory, which depends on when buffers grew."""
+OF_THE_TESTS = ("RAY_ADDRESS", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 SECRET = "of-nobody-else-5d1f"
 LONG = 600.0
 """Seconds for what takes a few on an idle machine."""
@@ -28,7 +29,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    """That of a user, without what a rank in the tests' process has left in theirs."""
+    kept = {name: value for name, value in os.environ.items() if name not in OF_THE_TESTS}
     return kept | {"OMP_NUM_THREADS": "1"} | dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"), SECRET)
 
 
