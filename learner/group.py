@@ -109,7 +109,8 @@ class LearnerGroup:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with values, proximal and reference log-probabilities by the current models, in order: those to
-        train on, those to imitate, those that only count (not scored), and those to value (values alone)."""
+        train on, those to imitate and canonical solutions, those that only count (not scored), and those to value
+        (values alone)."""
         trained, counted = used(rollouts, Use.TRAIN), used(rollouts, Use.COUNT)
         others, valued = used(rollouts, Use.IMITATE, Use.SOLUTION), used(rollouts, Use.VALUE)
         values = self.values(valued) if valued else []

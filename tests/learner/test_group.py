@@ -158,10 +158,10 @@ def test_a_rollout_is_scored_as_its_use_needs_it(tiny_model: Tiny) -> None:
         given = [replace(one, use=use) for use in reversed(Use) for one in rollouts]
         found = learner.score(given)
         assert [one.use for one in found] == [
-            use for use in (Use.TRAIN, Use.IMITATE, Use.COUNT, Use.VALUE) for _ in rollouts
+            use for use in (Use.TRAIN, Use.SOLUTION, Use.IMITATE, Use.COUNT, Use.VALUE) for _ in rollouts
         ]
-        for place, (one, expected) in enumerate(zip(found, [*alone] * 4, strict=True)):
-            scored, valued = one.use in (Use.TRAIN, Use.IMITATE), one.use is not Use.COUNT
+        for place, (one, expected) in enumerate(zip(found, [*alone] * 5, strict=True)):
+            scored, valued = one.use in (Use.TRAIN, Use.IMITATE, Use.SOLUTION), one.use is not Use.COUNT
             assert one.start is rollouts[place % 4].start
             np.testing.assert_array_equal(one.values, expected.values if valued else [])
             np.testing.assert_array_equal(one.proximal, expected.proximal if scored else [])

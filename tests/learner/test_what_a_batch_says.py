@@ -41,7 +41,7 @@ def test_a_kl_in_the_reward_alone_makes_no_step(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"estimator": "reinforce++"}])
 def test_the_language_model_loss_leaves_out_equal_rewards_with_every_estimator(fields: dict[str, str]) -> None:
-    config = AlgorithmConfig.model_validate({"normalise": "none", **fields})
+    config = AlgorithmConfig.model_validate({"normalise": "none", "positive_coefficient": 1.0, **fields})
     equal, varied = (grouped(rewards, [0, 1, 2, 3]) for rewards in ([1.0] * 4, [1.0, 0.0, 1.0, 0.0]))
     assert credited(equal, config, 0).columns.advantages.any()  # they are not compared with each other
     assert not credited(equal, config, 0).components.ce.tokens.any()
