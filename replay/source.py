@@ -12,7 +12,7 @@ and continuation, until the root succeeds: first return, then robustify (Go-Expl
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,10 @@ class Replay(StartSource):
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         generated = used(rollouts, Use.TRAIN, Use.COUNT)
         store.record([rollout for rollout in generated if rollout.start.state_key is not None])
-        self._discover(rollouts, at)
+        visits = root_visits(rollouts)
+        continued = [rollout for rollout in generated if rollout.start.replayed]
+        self._visits.observe(visits, continued, at.iteration)
+        self._discover(visits, continued, at.version)
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
@@ -153,21 +156,17 @@ class Replay(StartSource):
             if (solution := problem.solution_ids) is not None and solution.size
         ]
 
-    def _discover(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+    def _discover(self, visits: Iterable[str], continued: Sequence[Rollout], version: int) -> None:
         """Keep the newest discovery of each problem, until its root succeeds. Episodes of an environment are left out:
         which tokens of their prefix the environment wrote is not known."""
-        continued = [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if rollout.start.replayed]
-        visits = root_visits(rollouts)
-        self._visits.observe(visits, continued, at.iteration)
         for problem_id in visits:
             if not self._visits.root_fails(problem_id):
                 self._discoveries.drop(problem_id)
         for rollout in continued:
-            right = (
-                rollout.verdict.correct and rollout.mask is None and self._visits.root_fails(rollout.start.problem_id)
-            )
-            if right and is_whole(rollout, self._cutting.is_wrong):
-                self._discoveries.keep(rollout, at.version)
+            right = rollout.verdict.correct and rollout.mask is None
+            fails = self._visits.root_fails(rollout.start.problem_id)
+            if right and fails and is_whole(rollout, self._cutting.is_wrong):
+                self._discoveries.keep(rollout, version)
 
 
 def _unwritten(start: Start, tokens: IntArray, use: Use, mask: Flags | None = None) -> Rollout:

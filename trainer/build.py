@@ -252,25 +252,26 @@ def _sources(
     cutting: Cutting,
     pool: Pool,
 ) -> Sources:
-    """The start sources: fresh problems, states if some are replayed, own successes if some are imitated."""
+    """The start sources: fresh problems, states if some are replayed, own successes if some are imitated, the user's.
+    Coverage only observes."""
     from tasks.sampling import Fresh, problem_sampler
 
     seed = derive(config.run.seed, "problems")
     others: dict[str, StartSource] = {"coverage": Coverage(len(problems))}
-    reserved = {}
+    reserved: Callable[[int, Progress], int] | None = None
     if store is not None:
         _, ranking = _methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
         stale = REFRESHED if values_count else 0
         others["replay"] = replay = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
         if not config.replay.fill:
-            reserved["reserved"] = replay.wanted
+            reserved = replay.wanted
     if config.replay.imitated:
         others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)
     for path in config.rollout.sources:
         others[path.replace(":", ".")] = own_source(path)(problems, task.tokenizer)
     fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))
-    return Sources(fresh, others, task.check_starts, **reserved)
+    return Sources(fresh, others, task.check_starts, reserved)
 
 
 def own_source(path: str) -> Callable[[Mapping[str, Problem], Tokenizer], StartSource]:

@@ -46,10 +46,6 @@ class Coverage(StartSource):
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
-        known = (
-            {}
-            if folder is None or not (folder / FILE).exists()
-            else json.loads((folder / FILE).read_text(encoding="utf-8"))
-        )
+        known = {} if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8"))
         self._visits = dict(known.get("visits", {}))
         self._from_root, self._at_all = set(known.get("from_root", ())), set(known.get("at_all", ()))

@@ -33,7 +33,7 @@ class Sources(StartSource):
         fresh: StartSource,
         others: Mapping[str, StartSource],
         check: Callable[[Sequence[Start]], None] = lambda _: None,
-        reserved: Callable[[int, Progress], int] = lambda _most, _at: 0,
+        reserved: Callable[[int, Progress], int] | None = None,
     ) -> None:
         """`fresh`: takes the places that the `others` leave. `others`: by the name of their folder in a checkpoint.
         `check`: raises DataError for a start that must not be trained on. `reserved`: places that stay empty if the
@@ -49,7 +49,8 @@ class Sources(StartSource):
         wanted: list[Start] = []
         for source in self._others.values():
             wanted += source.propose(most - len(wanted), at)
-        fresh = self._fresh.propose(most - max(len(wanted), self._reserved(most, at)), at)
+        reserved = self._reserved(most, at) if self._reserved else 0
+        fresh = self._fresh.propose(most - max(len(wanted), reserved), at)
         self._check([*fresh, *wanted])
         return [*fresh, *wanted]
 
