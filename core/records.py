@@ -36,7 +36,7 @@ class Provenance(IntEnum):
     """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs."""
 
     OWN_FAILED = 0
-    OWN_PARTIAL = 1  # of a failure that solves more than 5 % of its task (`Verdict.share`)
+    OWN_PARTIAL = 1  # of a failure that solves over 5 % of its task (`Verdict.share`), or whose lines so far are right
     OWN_SUCCESSFUL = 2
     CANONICAL = 3
 

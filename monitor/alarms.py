@@ -71,6 +71,11 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
     return len(recent) == SPELL and (lost or (losing and recent[-1].kl_coefficient < HOLDS / 2))
 
 
+def replay_halved(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether the root guard holds (`replay/guard.py`)."""
+    return bool(shown) and shown[-1].replay_halved > 0
+
+
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the last update moved the policy far, while rewards are rare and half as frequent as before."""
     before, recent = (
@@ -134,6 +139,11 @@ ALARMS = (
         f"replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: "
         f"a few chains are learnt and the rest may be lost; hold the root by algorithm.kl_coefficient {HOLDS} with "
         "algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr",
+    ),
+    Alarm(
+        replay_halved,
+        "problems succeed less often from the root than in their first visit, while replayed starts succeed: half as "
+        "many starts are replayed until the root recovers; lower replay.ratio if it does not",
     ),
     Alarm(
         kl_spike,

@@ -26,6 +26,7 @@ class States(NamedTuple):
 
     rollout: Rollout
     lengths: IntArray  # [S] increasing, strictly inside the response
+    checked: bool = False  # whether the task can tell that none of them is wrong
 
     @property
     def problem_id(self) -> str:
@@ -44,13 +45,15 @@ class States(NamedTuple):
 
     @property
     def provenance(self) -> Provenance:
-        """Where they come from. Some tasks give a wrong answer a small score for its form: that is no part."""
+        """Where they come from. Right lines of a failure are a part. Some tasks give a wrong answer a small score for
+        its form: that is none."""
         verdict = self.rollout.verdict
         if self.rollout.use is Use.SOLUTION:
             return Provenance.CANONICAL
         if verdict.correct:
             return Provenance.OWN_SUCCESSFUL
-        return Provenance.OWN_PARTIAL if verdict.success > HOPELESS else Provenance.OWN_FAILED
+        part = self.checked or verdict.success > HOPELESS
+        return Provenance.OWN_PARTIAL if part else Provenance.OWN_FAILED
 
 
 def cut(rollout: Rollout, boundaries: Boundaries, budget: int, is_wrong: IsWrong | None = None) -> States:
@@ -67,9 +70,11 @@ def cut(rollout: Rollout, boundaries: Boundaries, budget: int, is_wrong: IsWrong
     if rollout.finish.truncated:
         lengths = lengths[lengths <= (1.0 - ROOM) * budget]
     lengths = undecided(rollout, lengths)
-    if is_wrong is not None:
-        lengths = before_error(rollout, lengths, is_wrong)
-    return States(rollout, lengths)
+    if is_wrong is None or not lengths.size:
+        return States(rollout, lengths)
+    lengths, problem = before_error(rollout, lengths, is_wrong), rollout.start.problem_id
+    checked = lengths.size > 0 and is_wrong(problem, rollout.response_ids[: lengths[-1]]) is False
+    return States(rollout, lengths, checked)
 
 
 def decided_share(rollout: Rollout) -> FloatArray:

@@ -27,6 +27,7 @@ from core.sections.replay import ReplaySchedule
 from core.seeds import derive
 from replay.answers import Answers
 from replay.cutting import IsWrong, cut
+from replay.guard import RootGuard
 from replay.imitation import is_whole, root_visits
 from replay.visits import Visits
 
@@ -73,12 +74,14 @@ class Replay(StartSource):
         self._config, self._store, self._problems = config, store, problems
         self._cutting, self._stale, self._lost = cutting, stale, lost
         self._discoveries = Answers(config.discoveries, problems, "discovered")
-        self._visits = Visits()
+        self._visits, self._guard = Visits(), RootGuard()
 
     def wanted(self, most: int, at: Progress) -> int:
-        """How many of `most` starts are replayed by the schedule, if the store has as many."""
+        """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
+        root succeeds less than it did (`replay/guard.py`)."""
         config, progress = self._config, (at.iteration - 1) / at.iterations
-        return replayed_count(round(most * config.ratio), config.schedule, progress, self._store.decayed_unsolved_share)
+        share = config.ratio / 2 if self._guard.halves else config.ratio
+        return replayed_count(round(most * share), config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
         """States of high priority, for the share of the starts that the schedule gives, once the store holds enough;
@@ -107,6 +110,7 @@ class Replay(StartSource):
         visits = root_visits(rollouts)
         continued = [rollout for rollout in generated if rollout.start.replayed]
         self._visits.observe(visits, continued, at.iteration)
+        self._guard.observe(visits, continued)
         self._discover(visits, continued, at.version)
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
@@ -117,7 +121,11 @@ class Replay(StartSource):
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
         self._store.save(folder)
-        known = {"discoveries": self._discoveries.to_json(), "visits": self._visits.to_json()}
+        known = {
+            "discoveries": self._discoveries.to_json(),
+            "visits": self._visits.to_json(),
+            "guard": self._guard.to_json(),
+        }
         (folder / FILE).write_text(json.dumps(known), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
@@ -129,6 +137,7 @@ class Replay(StartSource):
         known = {} if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8"))
         self._discoveries.from_json(known.get("discoveries", ()))
         self._visits.from_json(known.get("visits", {}))
+        self._guard.from_json(known.get("guard", {}))
 
     def metrics(self) -> dict[str, float]:
         """See `StartSource`."""
@@ -136,7 +145,8 @@ class Replay(StartSource):
         names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
         found = {f"store_{name}": getattr(stats, name) for name in names}
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
-        return found | {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
+        found |= {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
+        return found | {"replay_halved": self._guard.halves}
 
     def close(self) -> None:
         """Stop the shards."""

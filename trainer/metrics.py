@@ -187,6 +187,9 @@ class IterationMetrics:
     discoveries: int = _metric(
         "store", "responses", "Successes from states that are kept to be repeated, until the root succeeds.", 0
     )
+    replay_halved: bool = _metric(
+        "store", "0 or 1", "Whether replay.ratio is halved: the root succeeds less than in its first visits.", False
+    )
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 
     seconds: PhaseSeconds

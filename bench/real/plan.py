@@ -30,6 +30,8 @@ ARMS: Mapping[str, Fields] = {
     "replayed": REPLAYED,
     "replayed_imitate": {**REPLAYED, "replay.imitated": 16},
     "canonical": {**REPLAYED, "replay.canonical": True},
+    "canonical_imitate": {**REPLAYED, "replay.canonical": True, "replay.imitated": 16},
+    "checked": {**REPLAYED, "replay.exclude_wrong": True},
     "paper": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value"},
     "share_eighth": {**REPLAYED, "replay.ratio": 0.125},
     "share_half": {**REPLAYED, "replay.ratio": 0.5},
@@ -42,7 +44,8 @@ TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
-    ("canonical", "replayed"), ("replayed", "paper"),
+    ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"), ("checked", "ppo"),
+    ("checked", "replayed"), ("canonical", "replayed"), ("replayed", "paper"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -67,7 +70,7 @@ SUMS_FIELDS: Fields = {
 HARD_FIELDS: Fields = {
     **SUMS_FIELDS,
     "task.min_operations": 2,
-    "task.problems": 64,
+    "task.problems": 32,
     "rollout.starts": 8,
     "replay.start_states": 8,
     "replay.schedule": "constant",
@@ -126,13 +129,13 @@ class Part:
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
-HARD_ARMS = ("ppo", "dapo", "imitate", "replayed", "replayed_imitate", "canonical", "paper")
+HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 40_000, fewer={"dapo": 6, "paper": 6}),
-    "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 40_000),
-    "dose": Part("demo", DOSES, 3, HARD_FIELDS, 40_000),
+    "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
+    "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
+    "dose": Part("demo", DOSES, 3, HARD_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
     "code": Part("mbpp_smollm2", FACTORS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }

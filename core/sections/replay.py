@@ -44,8 +44,9 @@ class ReplayConfig(Section):
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     exclude_wrong: bool = False
     """Whether states whose text is already wrong are left out, and successes that contain something wrong are not
-    imitated, as far as the task can tell: a false equation, a program that cannot be parsed (docs/method.md). They
-    are then counted in erroneous_share, erroneous_states, erroneous_imitated and lucky_share."""
+    imitated, as far as the task can tell: a false equation, a program that cannot be parsed (docs/method.md). States of
+    failures that the task finds right begin like those of a success. Wrong ones are in erroneous_share,
+    erroneous_states, erroneous_imitated and lucky_share."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
     bounded: bool = False

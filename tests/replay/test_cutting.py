@@ -112,6 +112,13 @@ def test_states_after_an_error_are_left_out(problem: str, tokens: tuple[int, ...
     assert len(cut(rollout, every, 100).lengths) == len(tokens) - 1
 
 
+@pytest.mark.parametrize(("problem", "kind"), [("p", Provenance.OWN_PARTIAL), ("q", Provenance.OWN_FAILED)])
+def test_right_lines_of_a_failure_are_a_part_of_a_solution(problem: str, kind: Provenance) -> None:
+    failed = scored(root_start(replace(PROBLEM, id=problem), AT, 0), ids(7, 8, 9, 10), False)
+    assert cut(failed, every, 100, wrong_from_9).provenance == kind
+    assert cut(failed, every, 100).provenance == Provenance.OWN_FAILED
+
+
 def test_a_failure_that_solves_a_part_is_told_apart() -> None:
     whole, wrong = scored(ROOT, ids(8, 8, 8, 8), True), scored(ROOT, ids(8, 8, 9, 8), False)
     part, form, none = (replace(wrong, verdict=replace(wrong.verdict, share=share)) for share in (0.5, 0.05, 0.0))
