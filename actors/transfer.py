@@ -11,6 +11,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from core.errors import WeightError
+from core.machine import Memory, peak_memory
 from core.weights import Weights, unpack
 
 BACKEND = "retrospect"
@@ -62,7 +63,11 @@ class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
 
 
 class WorkerExtension:
-    """vLLM mixes this into its worker class. It is empty: its purpose is that vLLM imports this module."""
+    """vLLM mixes this into its worker class, and so imports this module in every worker."""
+
+    def peak_memory(self) -> Memory:
+        """Of the worker's process."""
+        return peak_memory()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, BufferTransfer)

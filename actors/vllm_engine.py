@@ -13,6 +13,7 @@ from actors.jobs import Continuation, Engine, Job
 from actors.options import STRUCTURED
 from core.config import Device, ResolvedRollout
 from core.errors import ModelError, first_line
+from core.machine import largest
 from core.records import Finish, FloatArray, IntArray
 from core.startup import without_gc
 from core.transport import alone
@@ -104,7 +105,8 @@ class VllmEngine(Engine):
             self._engine.collective_rpc("finish_weight_update")
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(weights.manifest.version))
-        return Acknowledgement(self.name, weights.manifest.version, received.result())
+        memory = largest(self._engine.collective_rpc("peak_memory"))
+        return Acknowledgement(self.name, weights.manifest.version, received.result(), memory=memory)
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """See `Engine`. The last token is scored as a response, so a sequence may fill the context."""

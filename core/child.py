@@ -10,11 +10,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from core import ROOT
 from core.errors import ConfigError
+from core.machine import peak_memory
 
 EXIT_LIMIT = 10.0  # seconds in which a process that has closed its output must end
+STARTED: WeakSet["ChildProcess"] = WeakSet()
+"""Those that this process has started, some of which have ended."""
 
 
 class ChildProcess:
@@ -30,6 +34,7 @@ class ChildProcess:
         self._input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
         self._pending = bytearray()
+        STARTED.add(self)
 
     def send(self, data: bytes, deadline: float) -> None:
         """Write all data. Raises TimeoutError when the process does not read, EOFError when it has ended."""
@@ -62,6 +67,11 @@ class ChildProcess:
         if not data:
             raise EOFError
         self._pending += data
+
+    @property
+    def peak_memory(self) -> int:
+        """The most resident bytes that it has had; 0 once it has ended."""
+        return 0 if self.ended else peak_memory(self._process.pid).resident
 
     @property
     def ended(self) -> bool:

@@ -1,7 +1,9 @@
 """What the machine of this process has."""
 
 import os
+import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,37 @@ def _has_bfloat16() -> bool:
     except OSError:
         return False
     return any(flag in flags for flag in BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The most that a process has had so far, in bytes."""
+
+    resident: int = 0  # with the shared pages that it has touched; 0: not known, or the process has ended
+    gpu: int = 0  # that its torch has reserved; 0: it has no GPU
+
+
+UNKNOWN = Memory()
+
+
+def peak_memory(pid: int | None = None) -> Memory:
+    """Of this process, or of another one on this machine (without its GPU)."""
+    resident = 0
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="utf-8").splitlines()
+        (resident,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    except (OSError, ValueError):  # it has ended
+        pass
+    torch = sys.modules.get("torch")  # a process that has not imported it has nothing on a GPU
+    if pid is not None or torch is None or not torch.cuda.is_initialized():
+        return Memory(resident)
+    return Memory(resident, torch.cuda.max_memory_reserved())
+
+
+def largest(memories: Iterable[Memory]) -> Memory:
+    """The largest numbers of several processes; zeros of none."""
+    found = [*memories, UNKNOWN]
+    return Memory(max(one.resident for one in found), max(one.gpu for one in found))
 
 
 def cpu_speed(dtype: str, threads: int) -> float:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from core.machine import UNKNOWN, Memory
 from core.records import FloatArray, IntArray
 
 Buffer = npt.NDArray[np.uint8]
@@ -108,6 +109,7 @@ class Acknowledgement:
     version: int
     digest: str
     fallback: str = ""  # why it read the object store's copy although a direct transfer was offered
+    memory: Memory = UNKNOWN  # the most that it has had, with the swap
 
 
 def copied(bucket: Bucket) -> Bucket:

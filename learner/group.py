@@ -10,6 +10,7 @@ from pathlib import Path
 
 from core.config import Device, ResolvedLearner
 from core.errors import ConfigError, DivergenceError, WeightError
+from core.machine import largest
 from core.records import FloatArray, IntArray, Rollout, Use, used
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
@@ -253,7 +254,12 @@ class LearnerGroup:
                     f"version {version} ({digest}); resume from the last checkpoint"
                 )
         probed = version == 1 or version % PROBE_EVERY == 0
-        return BroadcastReport(version, self.check_engines(receiver) if probed else None)
+        return BroadcastReport(
+            version,
+            self.check_engines(receiver) if probed else None,
+            engine=largest(engine.memory for engine in acknowledged),
+            learner=largest(self._ranks.call_same(RankWorker.peak_memory)),
+        )
 
     def check_engines(self, receiver: WeightReceiver) -> Gap | None:
         """How far engines and learner are apart; None without measured noise. Raises WeightError beyond the noise."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from core.machine import UNKNOWN, Memory
 from core.records import Boundaries, Flags, FloatArray, Rollout
 from learner.calibration import critic_calibration, explained_variance
 from learner.objective import PolicySums
@@ -73,6 +74,8 @@ class BroadcastReport:
 
     version: int
     gap: Gap | None  # between engines and learner on the probe; None: not probed
+    engine: Memory = UNKNOWN  # the most that an engine has had, and a learner rank
+    learner: Memory = UNKNOWN
 
 
 def batch_stats(

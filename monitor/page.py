@@ -36,6 +36,7 @@ CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("Log-prob gap of the engines", "nats", ("behaviour_gap_mean", "logprob_gap"), (0, None)),
     ("Speed", "tokens/s", ("tokens_per_second",), (0, None)),
     ("States in the store", "states", ("store_states", "store_replayable"), (0, None)),
+    ("Most memory", "GiB", ("driver_memory", "engine_memory", "learner_memory", "learner_gpu_memory"), (0, None)),
 )
 """Title, unit, metrics and range of y."""
 NAMED = 3  # most fields that name a group; groups that differ in more are called by their first run

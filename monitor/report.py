@@ -14,9 +14,11 @@ from monitor.console import byte_count, duration
 from monitor.page import curves, phases, write_page
 from monitor.run_files import RunFiles, answers, series
 from trainer.evaluation.table import evaluation_table
+from trainer.metrics import IterationMetrics
 
 HELD_OUT = "success, held-out problems"
 ANSWERS = 3  # held-out problems whose answers before and after the training stand in the summary
+ROLES = ("driver", "judge", "engine", "engine gpu", "learner", "learner gpu", "store")  # of processes, by whose memory
 WIDTH, MOST_LINES = 100, 8  # of the summary, and of an answer in it
 
 
@@ -47,6 +49,12 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     return ends
 
 
+def _memory_line(last: IterationMetrics) -> list[str]:
+    roles = {role: getattr(last, f"{role.replace(' ', '_')}_memory") for role in ROLES}
+    shown = [f"{role} {size:.1f}" for role, size in roles.items() if math.isfinite(size)]
+    return [f"  most memory in GiB: {', '.join(shown)}"] if shown else []
+
+
 def _replay_line(item: RunFiles) -> list[str]:
     share, last = fmean([m.replay_share for m in item.metrics]), item.metrics[-1]
     line = (
@@ -72,6 +80,7 @@ def summary(item: RunFiles) -> str:
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
+        *_memory_line(last),
         *_replay_line(item),
         f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",
         "",

@@ -145,6 +145,7 @@ class Replay(StartSource):
         names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
         found = {f"store_{name}": getattr(stats, name) for name in names}
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
+        found["store_memory"] = stats.resident_bytes / 2**30
         found |= {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
         return found | {"replay_halved": self._guard.halves}
 

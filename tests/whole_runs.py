@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = "tests/recipes/tiny.yaml"
 CALCULATOR = ("--task.name", "bench.tasks.calculator:calculator")
 """The recipe's task in several turns."""
-UNREPEATED = ("_seconds", "tokens_per_second", "_idle", "store_bytes")
+UNREPEATED = ("_seconds", "tokens_per_second", "_idle", "store_bytes", "_memory")
 """Parts of the names of metrics that no run repeats: times, and memory, which depends on when buffers grew."""
 OF_THE_TESTS = ("RAY_ADDRESS", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 SECRET = "of-nobody-else-5d1f"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from core.child import STARTED
+from core.machine import peak_memory
 from core.records import Boundaries, IntArray, Rollout, Use, used
 from replay.cutting import IsWrong, before_error
 from trainer.evaluation.scores import Evaluation
@@ -73,6 +75,7 @@ def collect_metrics(
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
         **_of_flow(run, report, seconds, busy_before),
         **_of_sources(run),
+        **_of_memory(report),
         seconds=seconds,
         sources=_by_source(run, report, evaluation),
         rewards=_by_reward(generated),
@@ -160,6 +163,19 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
 
 def _of_sources(run: Run) -> dict[str, Any]:
     return dict(run.sources.metrics())
+
+
+def _of_memory(report: Report) -> dict[str, Any]:
+    engine, learner = report.broadcast.engine, report.broadcast.learner
+    found = {
+        "driver_memory": peak_memory().resident,
+        "judge_memory": sum(child.peak_memory for child in list(STARTED)),
+        "engine_memory": engine.resident,
+        "learner_memory": learner.resident,
+        "engine_gpu_memory": engine.gpu,
+        "learner_gpu_memory": learner.gpu,
+    }
+    return {name: size / 2**30 for name, size in found.items() if size}
 
 
 def _of_flow(run: Run, report: Report, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:

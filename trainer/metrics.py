@@ -192,6 +192,16 @@ class IterationMetrics:
     )
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 
+    driver_memory: float = _metric("memory", "GiB", "Most resident memory of the driver so far.", math.nan)
+    judge_memory: float = _metric("memory", "GiB", "The same of the judging processes, together.", math.nan)
+    engine_memory: float = _metric("memory", "GiB", "The same of the largest rollout actor.", math.nan)
+    learner_memory: float = _metric("memory", "GiB", "The same of the largest learner rank.", math.nan)
+    store_memory: float = _metric("memory", "GiB", "The same of the replay shards, together.", math.nan)
+    engine_gpu_memory: float = _metric(
+        "memory", "GiB", "Most GPU memory that torch has reserved in a rollout actor so far.", math.nan
+    )
+    learner_gpu_memory: float = _metric("memory", "GiB", "The same in a learner rank.", math.nan)
+
     seconds: PhaseSeconds
     sources: Mapping[str, SourceMetrics] = field(default_factory=dict)  # by label; empty for a task of one data set
     # mean value by label of each of several rewards (`task.rewards`), over the responses to which it applies

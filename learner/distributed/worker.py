@@ -12,6 +12,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
+from core.machine import Memory, peak_memory
 from core.records import FloatArray
 from core.run_directory import open_to_readers
 from core.startup import without_gc
@@ -152,6 +153,10 @@ class RankWorker:
         for _ in self._engine.named_tensors():
             pass
         return None
+
+    def peak_memory(self) -> Memory:
+        """Of this rank's process."""
+        return peak_memory()
 
     def save(self, directory: str) -> list[str]:
         """Write all engines and this rank's random states; returns the names of the files that this rank sees there now. Raises CheckpointError."""

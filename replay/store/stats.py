@@ -1,10 +1,11 @@
 """Statistics of the store: sizes, ages of values, evictions, and outcomes of replayed and fresh starts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 
 import numpy as np
 
+from core.machine import peak_memory
 from replay.store.records import Counters
 from replay.store.shard import Shard
 
@@ -26,6 +27,7 @@ class StoreStats(Counters):
     sampled: int = 0  # of these, returned
     newest: int = 0  # weight version seen
     oldest: int = 0  # weight version of a state's value; `newest` without states
+    resident_bytes: int = field(default=0, compare=False)  # the most memory that the shard's process has had
 
     @property
     def hit_rate(self) -> float:
@@ -69,6 +71,7 @@ def shard_stats(shard: Shard) -> StoreStats:
         depth_sum=int(states["length"].sum(dtype=np.int64)),
         newest=shard.version,
         oldest=int(states["version"].min()) if len(states) else shard.version,
+        resident_bytes=peak_memory().resident,
     )
 
 

@@ -39,6 +39,7 @@ def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) 
 def update(engine: Any, model: Any, version: int) -> None:
     weights = models.weights(model, version)
     acknowledgement = ray.get(engine.load_weights.remote(weights))
+    assert acknowledgement.memory.resident > 2**26  # a process with torch
     assert (acknowledgement.version, acknowledgement.digest) == (version, weights.manifest.digest)
 
 

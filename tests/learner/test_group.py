@@ -94,6 +94,7 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
         learner.measure_noise(engines, PROBE)
         learner.version = 0
         report = learner.broadcast(engines)  # the first one is probed
+        assert report.learner.resident > 2**26  # a process with torch
         assert (report.version, learner.version) == (1, 1)
         assert report.gap is not None
         assert report.gap.high < 1e-5

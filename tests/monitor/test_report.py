@@ -91,6 +91,7 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
     )
     assert f"python launch.py train --resume {item.run.path}" in text
     assert str(item.run.curves) in text
+    assert "driver 0.8, learner 2.5\n" in text  # GiB
     finished = summary(a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2))
     assert "unfinished" not in finished
     assert "--resume" not in finished

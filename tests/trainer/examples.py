@@ -31,6 +31,8 @@ FLOW: dict[str, Any] = {
     "waiting_samples": 0,
     "running_samples": 0,
     "finished_starts": 0,
+    "driver_memory": 0.75,
+    "learner_memory": 2.5,
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
+from core.machine import Memory
 from core.parts.sources import StartSource, roots
 from core.records import Episode, Finish, IntArray, Problem, Rollout, Start, Use, Verdict
 from learner.probe import Gap
@@ -80,6 +81,15 @@ def test_shares_and_sums_by_hand() -> None:
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
     assert (metrics.store_hit_rate, metrics.store_states) == (0.25, 0)  # what a source says; 0 of what none says
+
+
+def test_the_memory_of_every_role() -> None:
+    report = result(1, [scored(START, 3, True)], STATS)
+    broadcast = replace(report.broadcast, engine=Memory(2**30, 2**31), learner=Memory(2**29))
+    metrics = collected(replace(report, broadcast=broadcast))
+    assert (metrics.engine_memory, metrics.engine_gpu_memory, metrics.learner_memory) == (1.0, 2.0, 0.5)
+    assert math.isnan(metrics.learner_gpu_memory)  # it has no GPU
+    assert 0 < metrics.driver_memory < 1000
 
 
 def test_rewards_and_steps_of_environments_by_hand() -> None:
