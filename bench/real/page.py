@@ -29,9 +29,20 @@ def over_run(result: Result, name: str, share: float = 0.0) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
+def at_end(result: Result, name: str) -> float:
+    """The last value of a column; NaN if it was not measured."""
+    column = result["iterations"].get(name, [None])
+    return float("nan") if column[-1] is None else float(column[-1])
+
+
 def seconds(result: Result) -> float:
     """Seconds of training per thousand generated tokens, without evaluation and start."""
     return 1000 * float(sum(result["iterations"]["seconds"])) / float(result["generated"])
+
+
+def root(result: Result) -> float:
+    """Mean success from the root in training."""
+    return over_run(result, "root_success")
 
 
 Measure = tuple[str, Callable[[Result], float], float, int]  # heading, value, factor, digits
@@ -39,6 +50,9 @@ MEASURES: Sequence[Measure] = (
     ("pass@1 before, %", lambda one: one["evaluations"][0]["pass@1"], 100, 1),
     ("at the end, %", final, 100, 1),
     ("pass@4 at the end, %", lambda one: one["evaluations"][-1]["pass@4"], 100, 1),
+    ("root success over the run, %", root, 100, 1),
+    ("training problems solved from the root, %", lambda one: at_end(one, "covered_from_root"), 100, 0),
+    ("at all, %", lambda one: at_end(one, "covered"), 100, 0),
     ("replayed starts, %", lambda one: over_run(one, "replay_share"), 100, 0),
     ("replayed success, %", lambda one: over_run(one, "replay_success"), 100, 0),
     ("imitated", lambda one: over_run(one, "imitated"), 1, 1),
@@ -92,21 +106,25 @@ def speed_table(arms: Arms) -> list[str]:
 
 
 def comparisons(part: str, arms: Arms) -> tuple[list[str], list[Check]]:
-    """Paired differences in final pass@1; a decision for those of the first two pairs."""
+    """Paired differences in final pass@1 and in success from the root over the run; a decision for the first two
+    pairs."""
     rows, checks = [], []
     for first, second in PAIRS:
         seeds = sorted(arms.get(first, {}).keys() & arms.get(second, {}).keys())
         if not seeds:
             continue
-        found = difference(*([final(arms[arm][seed]) for seed in seeds] for arm in (first, second)))
-        row = [f"{first} - {second}", with_interval(found, 100), f"{found.p:.3f}", str(found.seeds), "-"]
+        found, area = (
+            difference(*([of(arms[arm][seed]) for seed in seeds] for arm in (first, second))) for of in (final, root)
+        )
+        numbers = with_interval(found, 100), f"{found.p:.3f}", with_interval(area, 100), str(found.seeds)
+        row = [f"{first} - {second}", *numbers, "-"]
         if (first, second) in PAIRS[:2]:
             ends = [final(arms[arm][seed]) for arm in (first, second) for seed in seeds]
             complete = planned(part) <= set(seeds) or max(ends) < FLOOR  # at the floor a part ends
             row[-1] = decision(found, ends) if complete else "runs are missing"
         rows.append(row)
         checks.append(check(f"{part}: {first} - {second}, pass@1 at the end", 100 * found.mean, "points"))
-    heading = ["pair", "points of pass@1 (95 % t interval)", "sign-flip p", "seeds", "decision"]
+    heading = ["pair", "points of pass@1 (95 % t interval)", "sign-flip p", "points over the run", "seeds", "decision"]
     return (grid(heading, rows) if rows else []), checks
 
 

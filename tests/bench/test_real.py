@@ -138,7 +138,11 @@ def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
 
 def result(arm: str, seed: int, success: float) -> dict[str, Any]:
     """What the comparison reads of a run."""
-    return {"run": {"part": "sums", "arm": arm, "seed": seed}, "evaluations": [{"pass@1": 0.0}, {"pass@1": success}]}
+    return {
+        "run": {"part": "sums", "arm": arm, "seed": seed},
+        "evaluations": [{"pass@1": 0.0}, {"pass@1": success}],
+        "iterations": {"root_success": [0.0, success]},
+    }
 
 
 def test_a_decision_waits_for_all_planned_runs() -> None:
@@ -148,7 +152,7 @@ def test_a_decision_waits_for_all_planned_runs() -> None:
     lines, (check,) = comparisons("sums", arms_of(table, ARMS))
     # 5.2 three times and 5.0 three times: mean 5.1, deviation 0.1095, half 2.571 x 0.0447 = 0.11
     assert check.value == pytest.approx(5.1)
-    assert "| both - imitation | 5.1 (5.0 to 5.2) | 0.031 | 6 | a default |" in lines
+    assert "| both - imitation | 5.1 (5.0 to 5.2) | 0.031 | 2.5 | 6 | a default |" in lines
     lines, _ = comparisons("sums", arms_of(table[:-1], ARMS))
     assert "runs are missing" in lines[2]
     other = [result(row["run"]["arm"], 7, 0.1) if row["run"]["seed"] == 6 else row for row in table]
