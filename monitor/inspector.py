@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -120,7 +121,7 @@ class Store:
         return {"id": self._names[at], "prompt": prompt[:200], "level": level, **numbers}
 
     def problem(self, query: Query) -> dict[str, Any]:
-        """One problem with all its states, and the text that each adds to its parent."""
+        """One problem with all its states, the text that each adds to its parent, and its life so far."""
         if query.get("id") not in self._names:
             raise KeyError("no such problem")
         at = self._names.index(query["id"])
@@ -134,7 +135,14 @@ class Store:
         shown = [{name: _plain(value) for name, value in state.items()} for state in states]
         for state in shown:
             state["key"] = f"{state['key']:016x}"
-        return {**self._problem_row(at), "prompt": self._texts[at][0], "nodes": sorted(shown, key=lambda s: s["depth"])}
+        life = self._view.lives.get(self._names[at])
+        nodes = sorted(shown, key=lambda state: state["depth"])
+        return {
+            **self._problem_row(at),
+            "prompt": self._texts[at][0],
+            "life": None if life is None else asdict(life),
+            "nodes": nodes,
+        }
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A run's replay store as a person sees it: a table of states, the questions of its problems, a decoder of tokens.
 Reading it imports neither torch nor transformers, so that `launch.py replay` and `inspect` open in a second."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from core.run_directory import RunDirectory
 from monitor.store_table import read_shards, states_table
 from replay.store.shard import Shard
 from trainer.checkpoint import latest, saved
+from trainer.coverage import Life, read_lives
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -31,15 +32,17 @@ class StoreView:
     table: pa.Table  # of `states_table`
     problems: dict[str, tuple[str, str]]  # id -> prompt, level
     decode: Callable[[IntArray], str]
+    lives: Mapping[str, Life]  # problem id -> what the run did with it, as of the latest checkpoint
 
 
 def open_store(run: RunDirectory) -> StoreView:
     """Read the store of a run, running or not. Raises StoreError when there is none."""
     config = load_config(run.config)
-    checkpoint = latest(run) / "sources" / "replay" if saved(run) is not None else None
-    shards = read_shards(run.replay, checkpoint, config.replay)
+    sources = latest(run) / "sources" if saved(run) is not None else None
+    shards = read_shards(run.replay, sources and sources / "replay", config.replay)
+    lives = {} if sources is None else read_lives(sources)
     table = states_table(shards)
-    return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run))
+    return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run), lives)
 
 
 def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:

@@ -111,6 +111,7 @@ def test_requests_answer_with_what_the_store_holds(made: Made) -> None:
         shallow, deep, last = problem["nodes"]
         assert (shallow["parent"], last["parent"]) == ("", deep["key"])
         assert (deep["tried"], deep["solved"], last["adds"]) == (3, 1, "d=5\n")
+        assert problem["life"] is None  # no checkpoint yet
         assert ask(inspector, f"/problems?search={deep['key']}")[1]["rows"][0]["id"] == "p"
         _, whole = ask(inspector, "/overview")
         assert (whole["states"], whole["problems"]) == (4, 2)
@@ -153,6 +154,15 @@ def test_a_browser_finds_and_unfolds_a_state_and_follows_the_run(made: Made, tmp
         tab.press("/")
         tab.run("document.getElementById('search').value = 'nothing like this'; fill()")
         assert tab.run("document.getElementById('count').innerText") == "0 of 2 problems"
+        told = {"visits": 1, "first": 4, "first_from_root": None, "recent": [[1, 0, 0, 8], [4, 9, 2, 8]]}
+        tab.run(f"document.querySelector('main').replaceChildren(life({json.dumps(told)}))")
+        # from a prefix of 9 tokens, the longest: at the top, a quarter filled
+        assert tab.run("[...document.querySelectorAll('circle')].map(c => c.getAttribute('fill-opacity'))") == [
+            "0",
+            "0.25",
+        ]
+        assert tab.run("[...document.querySelectorAll('circle')].map(c => c.getAttribute('cy'))") == ["110", "20"]
+        assert "from the root: never" in tab.run("document.querySelector('figcaption').innerText")
         assert tab.complaints == []
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from core.parts.sources import Progress, root_start, state_start
 from core.records import Use
 from tests.trainer.fakes import PROBLEMS, FakeEngines
-from trainer.coverage import Coverage
+from trainer.coverage import RECENT, Coverage, Life, read_lives
 
 AT = Progress(0, 1, 10, 2)
 IDS = np.array([7, 8], np.int32)
@@ -26,6 +26,20 @@ def test_visits_and_solved_problems(tmp_path: Path) -> None:
     again = Coverage(4)
     again.restore(tmp_path)
     assert again.metrics() == expected
+    assert read_lives(tmp_path) == {
+        "p1": Life(2, None, 1, [[1, 0, 0, 2], [1, 0, 0, 2], [1, 2, 2, 2]]),  # two roots, and a state of two tokens
+        "p2": Life(1, 1, 1, [[1, 0, 2, 2]]),
+    }
     again.restore(None)
     assert again.metrics() == {"visited": 0.0, "visits": 0.0, "covered_from_root": 0.0, "covered": 0.0}
     assert {rollout.use for rollout in rollouts} == {Use.TRAIN}
+
+
+def test_a_life_keeps_its_newest_starts_and_its_first_successes() -> None:
+    engines, life = FakeEngines(lambda start, _: ([1], not start.replayed)), Life()
+    root, state = root_start(PROBLEMS["p1"], AT, 0), state_start(PROBLEMS["p1"], IDS, 5, AT, 0)
+    for iteration in range(1, RECENT + 2):
+        life.add(iteration, engines.judge(engines.generate([state if iteration == 1 else root])))
+    assert (life.visits, life.first, life.first_from_root) == (RECENT, 2, 2)
+    assert life.recent[0] == [2, 0, 2, 2]
+    assert len(life.recent) == RECENT
