@@ -116,10 +116,11 @@ def as_svg(chart: Chart) -> str:
 
 def save_picture(path: Path, heading: str, charts: Sequence[Chart]) -> None:
     """Write the charts as the panels of one PNG file."""
-    with _figure(18, 11.5) as figure:
+    rows = math.ceil(len(charts) / 4)
+    with _figure(18, 3.8 * rows) as figure:
         figure.suptitle(heading, fontsize=13, fontweight="bold")
         for place, chart in enumerate(charts, 1):
-            axes = figure.add_subplot(math.ceil(len(charts) / 4), 4, place, title=chart.title, ylabel=chart.unit)
+            axes = figure.add_subplot(rows, 4, place, title=chart.title, ylabel=chart.unit)
             chart.draw(axes)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize=8, frameon=False)
         temporary = path.with_name(f".{path.name}.tmp")

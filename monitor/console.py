@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -20,7 +20,7 @@ from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
 
-OF_STORE = ("replay_share", "store_states")  # left out of a line while the store has no state
+WIDTH = 120  # characters of a plain line; all numbers are in metrics.jsonl and TensorBoard
 COLUMNS = 6  # newest iterations shown after the first one; fewer if the terminal has less than 100 columns
 CAPTION, COLUMN = 22, 10  # most characters of a caption and of an iteration's column
 ETA_WINDOW = 10  # iterations from which the remaining time is estimated
@@ -57,6 +57,10 @@ def _real(value: float) -> str:
     return f"{value:.3f}" if value == 0 or abs(value) >= 1e-2 else f"{value:.1e}"
 
 
+def _gibibytes(value: float) -> str:
+    return f"{value:.1f} GiB"
+
+
 def _seconds(value: float) -> str:
     return f"{value:.1f} s"
 
@@ -66,25 +70,25 @@ GROUPS = (
         _Row("success from root", "root", "root_success", _share),
         _Row("success, replayed", "replayed", "replay_success", _share),
         _Row("success, held out", "held out", "evaluation_success", _share),
+        _Row("reward, held out", "", "evaluation_reward", _real),
         _Row("reward", "reward", "reward", _real),
-        _Row("replayed starts", "replay share", "replay_share", _share),
-        _Row("problems ever solved", "ever solved", "covered", _share),
-        _Row("from the root", "", "covered_from_root", _share),
-        _Row("visits of a problem", "", "visits", _real),
+        _Row("groups of one reward", "", "equal_groups", _share),
+        _Row("replayed starts", "", "replay_share", _share),
+        _Row("problems ever solved", "", "covered", _share),
     ),
     (
         _Row("KL (nats/token)", "kl", "kl", _real),
         _Row("entropy (nats/token)", "entropy", "entropy", _real),
-        _Row("explained variance", "explained variance", "explained_variance", _real),
-        _Row("gap to vLLM (nats)", "gap to vLLM", "behaviour_gap_mean", _real),
-        _Row("effective samples", "effective samples", "effective_samples", _share),
-        _Row("weights cut", "", "importance_truncated", _share),
+        _Row("explained variance", "", "explained_variance", _real),
+        _Row("gap to vLLM (nats)", "", "behaviour_gap_mean", _real),
+        _Row("effective samples", "", "effective_samples", _share),
     ),
     (
-        _Row("tokens/s", "tokens/s", "tokens_per_second", _count),
+        _Row("tokens per response", "length", "response_length", _count),
         _Row("truncated", "truncated", "truncated_share", _share),
-        _Row("store, states", "store", "store_states", _count),
-        _Row("store, size", "", "store_bytes", byte_count),
+        _Row("store, states", "", "store_states", _count),
+        _Row("learner's memory", "", "learner_memory", _gibibytes),
+        _Row("tokens/s", "tokens/s", "tokens_per_second", _count),
         _Row("whole iteration", "", "total_seconds", _seconds),
     ),
 )
@@ -98,37 +102,48 @@ def duration(seconds: float) -> str:
 
 
 def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> str:
-    """The iteration in one line of about 200 characters; metrics that are NaN are left out, and those of an empty
-    store."""
-    values, absent = flatten(metrics), () if metrics.store_states else OF_STORE
-    finite = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
-    rows = [row for row in finite if row.name not in absent]
-    shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
-    left = f", {remaining} left" if remaining else ""
-    head = f"iteration {metrics.iteration}/{iterations}: {shown}{_sources(metrics)}{_failures(metrics)}"
-    return f"{head} | {metrics.seconds.total:.1f} s ({_phases(metrics, PHASES)}){left}"
+    """The iteration in one line: what went wrong, and the first of the other numbers, as many as fit into WIDTH."""
+    head = f"iteration {metrics.iteration}/{iterations}:"
+    tail = f"{_failures(metrics)} | {metrics.seconds.total:.1f} s" + (f", {remaining} left" if remaining else "")
+    line = ""
+    for part in _numbers(metrics):
+        if len(head) + len(line) + len(part) + len(tail) <= WIDTH:
+            line += part
+    return f"{head}{line.removeprefix(',')}{tail}"
 
 
-def _phases(metrics: IterationMetrics, names: Sequence[str]) -> str:
-    """Seconds by phase: "generate 3.5, reward 0.2, ..."."""
-    spent = [(name, float(getattr(metrics.seconds, name))) for name in names]
-    return ", ".join(f"{name} {value:.1f}" for name, value in spent if value >= 0.05)
+def _numbers(metrics: IterationMetrics) -> Iterator[str]:
+    """The parts of a plain line, without numbers that are NaN."""
+    values = flatten(metrics)
+    for row in [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]:
+        part = f", {row.short} {row.show(values[row.name])}"
+        if row.name == "evaluation_success" and abs(metrics.evaluation_reward - metrics.evaluation_success) > 1e-3:
+            part += f" (reward {_real(metrics.evaluation_reward)})"
+        yield part
+    yield from (f", {label} {_share(value)}" for label, value in _sources(metrics).items())
 
 
-def _sources(metrics: IterationMetrics) -> str:
-    """Success from the root for each data set of a mixture: ", gsm8k 12.5 %, math 3.1 %"."""
+def _sources(metrics: IterationMetrics) -> dict[str, float]:
+    """Success from the root by data set of a mixture."""
     success = {label: source.root_success for label, source in metrics.sources.items()}
-    return "".join(f", {label} {_share(value)}" for label, value in success.items() if math.isfinite(value))
+    return {label: value for label, value in success.items() if math.isfinite(value)}
 
 
 def _failures(metrics: IterationMetrics) -> str:
-    """The failure counts that are not 0: ", 1 restarts of rollout actors, 2 skipped steps"."""
+    """What went wrong: ", 1 restarts of rollout actors, 2 skipped steps"."""
     counts = (
         (metrics.restarts, "restarts of rollout actors"),
         (metrics.skipped_steps, "skipped steps"),
         (metrics.judge_failures, "responses without a verdict"),
     )
-    return "".join(f", {count} {caption}" for count, caption in counts if count)
+    idle = ", policy not updated" if not_updated(metrics) else ""
+    why = ": equal rewards" if idle and 1 in (metrics.equal_groups, metrics.reward_deviation == 0) else ""
+    return idle + why + "".join(f", {count} {caption}" for count, caption in counts if count)
+
+
+def not_updated(metrics: IterationMetrics) -> bool:
+    """Whether nothing of the iteration was to teach the policy: all rewards are equal, or the critic warms up."""
+    return not (metrics.policy_steps or metrics.skipped_steps)
 
 
 class RunConsole:
@@ -243,6 +258,7 @@ def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
 
 def phases_line(metrics: IterationMetrics) -> Text:
     """Seconds of the newest iteration by phase: "seconds: generate 3.5, reward 0.2, ..."."""
-    return Text(
-        f"seconds: {_phases(metrics, (*PHASES, 'other'))}{_sources(metrics)}{_failures(metrics)}", overflow="fold"
-    )
+    spent = [(name, float(getattr(metrics.seconds, name))) for name in (*PHASES, "other")]
+    seconds = ", ".join(f"{name} {value:.1f}" for name, value in spent if value >= 0.05)
+    of_sources = "".join(f", {label} {_share(value)}" for label, value in _sources(metrics).items())
+    return Text(f"seconds: {seconds}{of_sources}{_failures(metrics)}", overflow="fold")

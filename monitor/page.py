@@ -27,8 +27,9 @@ T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0, 1)),
-    ("Reward", "", ("reward",), (None, None)),
-    ("Starts and truncation", "share", ("replay_share", "erroneous_share", "truncated_share"), (0, 1)),
+    ("Reward", "", ("reward", "evaluation_reward", "reward_deviation"), (None, None)),
+    ("Starts and truncation", "share", ("replay_share", "equal_groups", "truncated_share", "erroneous_share"), (0, 1)),
+    ("Length of a response", "tokens", ("response_length", "longest_response"), (0, None)),
     ("Entropy", "nats/token", ("entropy",), (0, None)),
     ("KL of the update", "nats/token", ("kl", "reference_kl"), (None, None)),
     ("Critic", "", ("explained_variance", "value_auc_within", "value_brier"), (None, None)),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from core import PROGRAM
 from monitor.charts import save_picture
-from monitor.console import byte_count, duration
+from monitor.console import byte_count, duration, not_updated
 from monitor.page import curves, phases, write_page
 from monitor.run_files import RunFiles, answers, series
 from trainer.evaluation.table import evaluation_table
@@ -49,6 +49,14 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     return ends
 
 
+def _idle_line(item: RunFiles) -> list[str]:
+    """Iterations in which the policy was not updated, besides those of the critic's warm-up."""
+    trained = [one for one in item.metrics if one.iteration > item.config.learner.critic_warmup]
+    idle = sum(map(not_updated, trained))
+    text = f"  the policy was not updated in {idle} of {len(trained)} iterations: all rewards were equal"
+    return [text] if idle else []
+
+
 def _memory_line(last: IterationMetrics) -> list[str]:
     roles = {role: getattr(last, f"{role.replace(' ', '_')}_memory") for role in ROLES}
     shown = [f"{role} {size:.1f}" for role, size in roles.items() if math.isfinite(size)]
@@ -80,6 +88,7 @@ def summary(item: RunFiles) -> str:
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
+        *_idle_line(item),
         *_memory_line(last),
         *_replay_line(item),
         f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",

@@ -147,7 +147,7 @@ class Replay(StartSource):
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
         found["store_memory"] = stats.resident_bytes / 2**30
         found |= {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
-        return found | {"replay_halved": self._guard.halves}
+        return found | {"replay_halved": int(self._guard.halves)}
 
     def close(self) -> None:
         """Stop the shards."""

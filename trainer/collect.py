@@ -16,6 +16,7 @@ from core.records import Boundaries, IntArray, Rollout, Use, used
 from replay.cutting import IsWrong, before_error
 from trainer.evaluation.scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
+from trainer.rollouts import by_information
 from trainer.run import Report, Run
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def collect_metrics(
         root_success=_success([rollout for rollout in generated if not rollout.start.replayed]),
         replay_success=_success([rollout for rollout in generated if rollout.start.replayed]),
         **_of_evaluation(evaluation),
-        reward=sum(rollout.reward for rollout in generated) / len(generated),
+        **_of_rewards(run, generated),
         replay_share=sum(start.replayed for start in starts.values()) / len(starts),
         **({} if run.is_wrong is None else _of_errors(run, report, run.is_wrong)),
         imitated=len(report.imitated) if report.stats.policy_trained else 0,
@@ -71,6 +72,7 @@ def collect_metrics(
         total_tokens=tokens_before + tokens,
         environment_steps=sum(episode.steps for episode in episodes),
         repeated_steps=sum(episode.repeated for episode in episodes),
+        **_of_lengths(generated),
         truncated_share=sum(rollout.finish.truncated for rollout in generated) / len(generated),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
         **_of_flow(run, report, seconds, busy_before),
@@ -80,6 +82,23 @@ def collect_metrics(
         sources=_by_source(run, report, evaluation),
         rewards=_by_reward(generated),
     )
+
+
+def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, Any]:
+    rewards = np.array([rollout.reward for rollout in generated])
+    _, uninformative = by_information(generated, run.resampling)
+    alike, starts = (len({rollout.start.id for rollout in part}) for part in (uninformative, generated))
+    several = any(rollout.start.samples > 1 for rollout in generated)
+    return {
+        "reward": sum(rollout.reward for rollout in generated) / len(generated),
+        "reward_deviation": float(rewards.std()),
+        "equal_groups": alike / starts if several else math.nan,
+    }
+
+
+def _of_lengths(generated: Sequence[Rollout]) -> dict[str, Any]:
+    lengths = [rollout.response_ids.size for rollout in generated]
+    return {"response_length": sum(lengths) / len(lengths), "longest_response": max(lengths)}
 
 
 def _of_errors(run: Run, report: Report, is_wrong: IsWrong) -> dict[str, Any]:
@@ -149,6 +168,7 @@ def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
     scores = evaluation.overall
     return {
         "evaluation_success": scores.success.mean,
+        "evaluation_reward": scores.reward.mean,
         "evaluation_pass": scores.passes[evaluation.samples].mean if scores.passes else math.nan,
         "evaluation_majority": scores.majority.mean if scores.majority is not None else math.nan,
     }

@@ -81,7 +81,17 @@ class IterationMetrics:
     evaluation_majority: float = _metric(
         "success", "share", "Held-out problems whose most frequent sampled answer is right (maj@k).", math.nan
     )
+    evaluation_reward: float = _metric(
+        "success", "1", "Mean reward of greedy responses to held-out problems.", math.nan
+    )
     reward: float = _metric("success", "1", "Mean reward of all continuations, with those of steps and turns.")
+    reward_deviation: float = _metric("success", "1", "Standard deviation of these rewards.", math.nan)
+    equal_groups: float = _metric(
+        "success",
+        "share",
+        "Starts whose continuations all have the same reward, as the learner sees it; none: one sample per start.",
+        math.nan,
+    )
     replay_share: float = _metric("success", "share", "Starts of the iteration that are replayed states.")
     erroneous_share: float = _metric(
         "success",
@@ -144,7 +154,7 @@ class IterationMetrics:
     effective_samples: float = _metric(
         "ppo", "share", "Effective sample size of these weights, as a share of the tokens: (sum w)^2 / (n sum w^2)."
     )
-    policy_steps: int = _metric("ppo", "steps", "Optimizer steps of the policy; fewer without reward.")
+    policy_steps: int = _metric("ppo", "steps", "Optimizer steps of the policy; none where all rewards are equal.")
     skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(
@@ -160,6 +170,10 @@ class IterationMetrics:
     total_tokens: int = _metric("tokens", "tokens", "Tokens generated in training rollouts since the run began.")
     environment_steps: int = _metric("tokens", "steps", "Steps of environments in the iteration's training rollouts.")
     repeated_steps: int = _metric("tokens", "steps", "Of these, those that rebuilt replayed states.")
+    response_length: float = _metric(
+        "tokens", "tokens", "Length of a response, with its prefix and an environment's answers, mean.", math.nan
+    )
+    longest_response: int = _metric("tokens", "tokens", "Length of the longest of them.", 0)
     truncated_share: float = _metric("tokens", "share", "Continuations that used up their token budget.")
     shared_share: float = _metric(
         "tokens", "share", "Tokens of the update that were read once for several rows that begin alike."
@@ -187,8 +201,8 @@ class IterationMetrics:
     discoveries: int = _metric(
         "store", "responses", "Successes from states that are kept to be repeated, until the root succeeds.", 0
     )
-    replay_halved: bool = _metric(
-        "store", "0 or 1", "Whether replay.ratio is halved: the root succeeds less than in its first visits.", False
+    replay_halved: int = _metric(
+        "store", "0 or 1", "Whether replay.ratio is halved: the root succeeds less than in its first visits.", 0
     )
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from monitor.console import (
     COLUMNS,
+    WIDTH,
     RunConsole,
     byte_count,
     duration,
@@ -45,9 +46,10 @@ def test_a_file_gets_one_line_per_iteration() -> None:
     assert len(lines) == 5
     assert lines[0] == "run mine: 10 iterations"
     assert lines[1] == "dashboard http://127.0.0.1:8265"
-    assert lines[3].startswith("iteration 2/10: root 27.0 %, replayed 50.0 %, held out 29.0 %, reward 0.270")
-    assert "6.5 s (generate 3.0, reward 0.2, score 0.8, replay 0.1, update 2.0, broadcast 0.2)" in lines[3]
-    assert lines[3].endswith("0:52 left")  # 8 iterations x 6.5 s
+    assert lines[3].startswith(
+        "iteration 2/10: root 27.0 %, replayed 50.0 %, held out 29.0 % (reward 0.340), reward 0.270"
+    )
+    assert lines[3].endswith(" | 6.5 s, 0:52 left")  # 8 iterations x 6.5 s
     assert lines[4] == "checkpoint written"
     assert "\x1b" not in stream.getvalue()
 
@@ -59,17 +61,31 @@ def test_absent_numbers_are_left_out_of_the_line() -> None:
     assert "nan" not in line
 
 
-def test_a_run_without_replay_has_no_store_in_its_line() -> None:
-    assert "replay share 0.0 %" in plain_line(replace(iteration(1), replay_share=0.0), 10, "")
-    line = plain_line(replace(iteration(1), replay_share=0.0, store_states=0), 10, "")
-    assert "replay share" not in line
-    assert "store" not in line
+def test_a_line_fits_a_terminal_whatever_it_says() -> None:
+    long = replace(iteration(1200), root_success=1.0, replay_success=1.0, evaluation_success=1.0, policy_steps=0)
+    for metrics in (iteration(1), iteration(2), long, replace(long, skipped_steps=3, reward=-1000.0)):
+        line = plain_line(metrics, 1500, "1:02:52")
+        assert 80 < len(line) <= WIDTH
+        assert line.endswith("1:02:52 left")
+
+
+def test_a_held_out_reward_that_is_the_success_is_said_once() -> None:
+    assert "(reward" not in plain_line(replace(iteration(2), evaluation_reward=0.29), 10, "")
+
+
+def test_an_update_that_does_not_happen_is_told() -> None:
+    idle = replace(iteration(3), policy_steps=0)
+    assert ", policy not updated | " in plain_line(idle, 10, "")  # in the critic's warm-up
+    for equal in (replace(idle, equal_groups=1.0), replace(idle, equal_groups=math.nan, reward_deviation=0.0)):
+        assert "policy not updated: equal rewards" in plain_line(equal, 10, "")
+        assert "policy not updated: equal rewards" in phases_line(equal).plain
+    assert "not updated" not in plain_line(replace(idle, skipped_steps=4), 10, "")
 
 
 def test_the_data_sets_of_a_mixture_are_named_in_both() -> None:
     source = SourceMetrics(starts=3.0, root_success=0.125, replay_success=0.5, reward=0.5, evaluation_success=1.0)
     mixed = replace(iteration(3), sources={"words": source, "math": replace(source, root_success=math.nan)})
-    assert ", words 12.5 % | " in plain_line(mixed, 10, "")
+    assert ", words 12.5 % | " in plain_line(replace(mixed, replay_success=math.nan, truncated_share=math.nan), 10, "")
     assert phases_line(mixed).plain.endswith(", words 12.5 %")
 
 

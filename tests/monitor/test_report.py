@@ -90,11 +90,19 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
         "engines and learner differ by at most 3.0e-05 nats per token (mean over the probe after a broadcast)" in text
     )
     assert f"python launch.py train --resume {item.run.path}" in text
+    assert "not updated" not in text
     assert str(item.run.curves) in text
     assert "driver 0.8, learner 2.5\n" in text  # GiB
     finished = summary(a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2))
     assert "unfinished" not in finished
     assert "--resume" not in finished
+
+
+def test_the_summary_counts_updates_that_did_not_happen(tmp_path: Path) -> None:
+    item = a_run(tmp_path, *(replace(iteration(number), policy_steps=0) for number in (1, 2)), iteration(3))
+    assert "not updated in 2 of 3 iterations" in summary(item)
+    warming_up = item.config.learner.model_copy(update={"critic_warmup": 2})
+    assert "not updated" not in summary(replace(item, config=item.config.model_copy(update={"learner": warming_up})))
 
 
 @pytest.mark.parametrize("length", [1, 12])

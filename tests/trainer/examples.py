@@ -31,6 +31,10 @@ FLOW: dict[str, Any] = {
     "waiting_samples": 0,
     "running_samples": 0,
     "finished_starts": 0,
+    "reward_deviation": 0.5,
+    "equal_groups": 0.25,
+    "response_length": 123.5,
+    "longest_response": 200,
     "driver_memory": 0.75,
     "learner_memory": 2.5,
 }
@@ -47,6 +51,7 @@ def iteration(number: int) -> IterationMetrics:
         root_success=0.25 + number / 100,
         replay_success=0.5 if number > 1 else math.nan,
         evaluation_success=0.25 + number / 50 if number % 2 == 0 else math.nan,
+        evaluation_reward=0.3 + number / 50 if number % 2 == 0 else math.nan,
         reward=0.25 + number / 100,
         replay_share=0.5 if number > 1 else 0.0,
         imitated=0,

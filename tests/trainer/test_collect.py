@@ -18,7 +18,7 @@ from learner.stats import BroadcastReport, UpdateStats
 from tests.trainer.examples import SECONDS
 from trainer.collect import collect_metrics, erroneous_share, erroneous_states
 from trainer.metrics import IterationMetrics
-from trainer.run import Report, Run
+from trainer.run import Report, Resampling, Run
 
 PROBLEM = Problem("p", np.array([1, 2], np.int32), "gold")
 START, OTHER = roots([PROBLEM, replace(PROBLEM, id="q")], 2, seed=0)
@@ -57,6 +57,7 @@ def collected(iteration: Report, tokens_before: int = 0, *, find_wrong: bool = F
         task=SimpleNamespace(weights={}),
         boundaries=lambda response: np.array([n for n in (2, 6) if n < len(response)], np.int32),
         problems={},
+        resampling=Resampling(0, lambda rollout: rollout.reward, mask_truncated=False),
         is_wrong=too_long if find_wrong else None,
     )
     return collect_metrics(
@@ -78,6 +79,8 @@ def test_shares_and_sums_by_hand() -> None:
     assert metrics.root_success == metrics.reward == metrics.truncated_share == 0.5  # one of two
     assert math.isnan(metrics.replay_success)
     assert metrics.judge_failures == 1
+    assert (metrics.reward_deviation, metrics.equal_groups) == (0.5, 0.0)  # of 1 and 0, of one start
+    assert (metrics.response_length, metrics.longest_response) == (6.5, 10)
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
     assert (metrics.store_hit_rate, metrics.store_states) == (0.25, 0)  # what a source says; 0 of what none says
