@@ -100,6 +100,7 @@ def group(
     algorithm: AlgorithmConfig | None = None,
     dtype: str = "float32",
     sender: type[Sender] | None = None,
+    temperature: float = 0.9,
     **learner: Any,
 ) -> Iterator[Learner]:
     """A learner. One rank without a sender is in this process, because another one takes 10 s to import its
@@ -110,7 +111,7 @@ def group(
         spec = LearnerSpec(
             path,
             config,
-            loss_settings(settings, temperature=0.9),
+            loss_settings(settings, temperature),
             dtype=dtype,
             device="cpu",
             total_steps=24,
