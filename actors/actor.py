@@ -37,8 +37,9 @@ class StepResult:
 class RolloutActor:
     """One engine in its own process. `start` builds it, so that the caller gets its errors unwrapped."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, index: int) -> None:
+        """`index`: its number in the pool; in a pair its learner rank's."""
+        self._name, self._index = name, index
 
     def __repr__(self) -> str:
         """The name that Ray's dashboard and log lines show."""
@@ -73,7 +74,8 @@ class RolloutActor:
         process = self.process()
         if weights.direct is None or process not in members:
             return self._engine.load_weights(self._stored(weights))
-        member = Member(list(members).index(process) + 1, len(members) + 1, self._device, self._direct_seconds)
+        place, seconds = list(members).index(process) + 1, self._direct_seconds
+        member = Member(place, len(members) + 1, self._device, seconds, self._index)
         try:
             received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, member)), direct=None)
         except RuntimeError as error:

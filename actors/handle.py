@@ -18,7 +18,7 @@ from actors.vllm_setup import environment
 from core.config import Device, ResolvedRollout
 from core.errors import ActorError, RetrospectError
 from core.run_directory import tail
-from core.startup import in_group
+from core.startup import ENGINE, in_group
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
 """Tries, and seconds between them, until Ray frees a killed actor's name; then it counts as another pool's."""
@@ -42,20 +42,20 @@ class EngineSpec:
     device: Device
     seed: int
     cpus: float
+    gpus: float = 0.0
 
     def create(self, name: str, index: int) -> Any:
         """Create an actor process; `start` adds its engine. Raises ValueError while the name is taken."""
-        cuda = self.device == "cuda"
         options = ray.remote(RolloutActor).options(
             name=name,
             num_cpus=self.cpus,
-            num_gpus=self.config.tensor_parallel * self.config.gpus if cuda else 0,
+            num_gpus=self.gpus,
             runtime_env={"env_vars": environment(self.device, self.config.threads)},
             max_restarts=0,  # the pool restarts: it alone knows the current weights and what was in flight
             max_task_retries=0,
-            **in_group("rollout actor", index),
+            **in_group(ENGINE, index),
         )
-        return options.remote(name)
+        return options.remote(name, index)
 
     def start(self, actor: Any) -> Any:
         """Ask an actor to load the model; returns the object reference of its answer."""

@@ -63,6 +63,7 @@ class VllmEngine(Engine):
         self._engine.set_weight_version("0")
         self._done: list[Continuation] = []
         self._scores: dict[str, FloatArray] = {}
+        self.rest()  # a learner on the same GPU may work first
 
     @property
     def unfinished(self) -> int:

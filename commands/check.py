@@ -1,6 +1,7 @@
 """`launch.py check`: prints what follows from a recipe, and what was not checked. No actor or model is made."""
 
 import contextlib
+import math
 from argparse import Namespace
 from dataclasses import asdict
 
@@ -9,13 +10,14 @@ from commands.options import configuration
 from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import Config, every_source
-from core.errors import DataError
+from core.config import ClusterConfig, Config, every_source
+from core.errors import DataError, ModelError
 from core.load import dump_config
 from core.machine import this_machine
 from core.plan import (
     BatchPlan,
     Bundle,
+    Resources,
     batch_plan,
     check_context,
     check_resources,
@@ -27,13 +29,16 @@ from core.plan import (
 from core.seeds import derive
 from tasks.judging import check_judge
 from tasks.kinds import task_items
+from tasks.limits import LONGEST_PROMPT, WITHOUT_SOLUTIONS, TokenLimits
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.synthetic.starter import CONTEXT, check_task
 from trainer.build import chosen
-from trainer.model.automatic import Note, expected_device
-from trainer.model.files import check_judging_model, load_task, located
+from trainer.model.automatic import Note, expected_device, resolved
+from trainer.model.files import check_judging_model, inspect_model, load_task, located
 from trainer.model.gguf import model_folder
+from trainer.model.gpus import describe_gpus, planned_gpus
+from trainer.model.needs import critic
 
 
 def check_recipe(options: Namespace) -> int:
@@ -48,14 +53,18 @@ def check_recipe(options: Namespace) -> int:
         bundles = placement(config, device)
         print(describe_placement(bundles, device))
         if options.offline:
+            planned = planned_resources(config.cluster)
+            check_resources(bundles, planned or demand(bundles))
+            print(*offline_plan(config, device), *idle_gpus(bundles, planned or demand(bundles)), sep="\n")
             print(*plan_warnings(config), "offline: model, data and devices were not checked", sep="\n")
             return 0
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
         print(list_bad_rows(error.rows))
         raise
-    check_resources(bundles, cluster_resources(config.cluster))
-    print("devices: enough", *plan_warnings(config), "check passed", sep="\n")
+    there = planned_resources(config.cluster) or cluster_resources(config.cluster)
+    check_resources(bundles, there)
+    print("devices: enough", *idle_gpus(bundles, there), *plan_warnings(config), "check passed", sep="\n")
     return 0
 
 
@@ -85,6 +94,36 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
     total = demand(bundles)
     rows = [f"  {b.count} x {b.name:<16} {b.cpus:g} CPUs, {b.gpus:g} GPUs each" for b in bundles]
     return "\n".join((f"placement on {device}: {total.cpus:g} CPUs, {total.gpus:g} GPUs in total", *rows))
+
+
+def planned_resources(cluster: ClusterConfig) -> Resources | None:
+    """Those of the machine that `cluster.gpus` describes, with any number of CPUs."""
+    return None if cluster.gpus is None else Resources(math.inf, float(cluster.gpus))
+
+
+def idle_gpus(bundles: tuple[Bundle, ...], there: Resources) -> list[str]:
+    """A line for GPUs that the run leaves idle."""
+    asked = demand(bundles).gpus
+    if not asked or (idle := int(there.gpus - asked)) < 1:
+        return []
+    return [f"warning: {idle} of {there.gpus:g} GPUs stay idle; raise rollout.actors and learner.ranks"]
+
+
+def offline_plan(config: Config, device: str) -> list[str]:
+    """The memory plan of the GPUs, from a config.json on this machine. Raises ConfigError when the run does not fit."""
+    memory = config.cluster.gpu_memory or this_machine().gpu_memory
+    if device != "cuda" or not memory or config.model.path == "starter":
+        return []
+    try:
+        info = inspect_model(model_folder(config.model.path, "model.path"), alone=True)
+    except ModelError as error:
+        return [f"memory plan: not made, because config.json cannot be read here: {error}"]
+    limits = TokenLimits(
+        config.rollout.max_prompt_tokens or LONGEST_PROMPT, config.rollout.max_response_tokens or WITHOUT_SOLUTIONS
+    )
+    found, _ = resolved(config, info, limits, 0, this_machine(), device)
+    found = planned_gpus(config, found, info, critic(found), memory)
+    return [describe_gpus(found, info, critic(found), memory)]
 
 
 def check_model_and_data(config: Config) -> str:

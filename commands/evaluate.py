@@ -124,6 +124,8 @@ def evaluate_models(
     name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
     check_responses_path(where)
+    alone = config.cluster.model_copy(update={"colocate": False})  # there is no learner
+    config = config.model_copy(update={"cluster": alone})
     config = single_process(config) if local else config
     with build.open_model_and_task(config, training=False) as ready:
         chosen = ready.config

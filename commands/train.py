@@ -31,6 +31,7 @@ from trainer.local import single_process
 from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
 from trainer.mirror import download, upload
 from trainer.model.automatic import recorded
+from trainer.model.needs import critic
 from trainer.session import Outputs, Schedule, Session, run_session
 
 LASTING_SECTIONS = {"model", "task"}
@@ -138,7 +139,7 @@ def check_changes(before: Config, after: Config) -> None:
         old, new = setting(before, name), setting(after, name)
         if old != new and (name in LASTING_FIELDS or name.partition(".")[0] in LASTING_SECTIONS):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
-    old, new = build.critic(before), build.critic(after)
+    old, new = critic(before), critic(after)
     if old != new and before.learner.value_model == after.learner.value_model:
         different.append(
             f"the critic is {old!r} in this run and cannot become {new!r} (algorithm.estimator, replay.ratio)"

@@ -8,7 +8,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from core.sections.algorithm import Aggregation, AlgorithmConfig, KlEstimator, Normalise
-from core.sections.base import Count, NonNegative, Positive, Section, Whole, as_names, one_of
+from core.sections.base import (
+    AUTO,
+    AutoBool,
+    AutoCount,
+    AutoPositive,
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    Whole,
+    as_names,
+    one_of,
+)
 from core.sections.learner import Critic, LearnerConfig, ResolvedLearner, Schedule
 from core.sections.registry import names
 from core.sections.replay import Boundary, ReplayConfig, ReplaySchedule
@@ -75,8 +87,14 @@ class ClusterConfig(Section):
     """CPUs that one rollout actor reserves."""
     learner_cpus: NonNegative = 1.0
     """CPUs that one learner rank reserves."""
-    learner_gpus: NonNegative = 1.0
-    """GPUs that one learner rank reserves (device cuda)."""
+    colocate: AutoBool = Field(AUTO)
+    """Place the engine and the learner rank of each number together: on GPUs the pair shares one GPU, so every GPU
+    generates and trains by turns. Needs rollout.actors = learner.ranks. auto: on GPUs, if the two numbers are equal,
+    rollout.tensor_parallel is 1 and rollout.max_staleness 0; else each has its own GPUs."""
+    gpus: AutoCount = Field(AUTO)
+    """GPUs to plan for, where `check` runs on another machine. auto: those of the cluster."""
+    gpu_memory: AutoPositive = Field(AUTO)
+    """Memory of each GPU to plan for, in GiB (of a card of 80 GB about 79). auto: as this machine's driver says."""
     wait: NonNegative = 0.0
     """Seconds to wait for an autoscaling cluster to bring up the asked resources."""
 

@@ -1,5 +1,6 @@
 """What the machine of this process has."""
 
+import importlib
 import os
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,13 +24,27 @@ class Machine:
     cores: int
     memory: float  # GiB
     gpus: int = 0  # that its driver lists
+    gpu_memory: float = 0.0  # GiB of the smallest of them; 0: not known
     bfloat16: bool = True  # whether its CPU has instructions for it
 
 
 def this_machine() -> Machine:
     """The machine of this process."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
-    return Machine(os.cpu_count() or 1, psutil.virtual_memory().total / 2**30, gpus, _has_bfloat16())
+    memory = psutil.virtual_memory().total / 2**30
+    return Machine(os.cpu_count() or 1, memory, gpus, _gpu_memory() if gpus else 0.0, _has_bfloat16())
+
+
+@cache
+def _gpu_memory() -> float:
+    """Asks the driver: torch would take memory on the GPU to answer."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        gpus = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return float(min(nvml.nvmlDeviceGetMemoryInfo(gpu).total for gpu in gpus) / 2**30)
+    except Exception:  # the package is only in the lock for GPUs; NVML has errors of its own
+        return 0.0
 
 
 @cache

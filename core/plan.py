@@ -9,6 +9,7 @@ from core.config import ClusterConfig, Config, Device, ReplayConfig, RolloutConf
 from core.errors import ClusterError, ConfigError
 from core.machine import Machine
 from core.sections.base import AUTO
+from core.startup import ENGINE, PAIR, RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,56 +102,68 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
     """How weights reach the engines on `device`; decides 'auto'. Raises ConfigError for a transport that cannot work.
     NCCL (collective) needs a GPU per process. CUDA shares memory (ipc) between processes on one GPU. An engine on
     several GPUs keeps its model in other processes than the receiving one, so it needs the object store."""
-    asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
-    cuda = device == "cuda"
-    one_gpu = rollout.actors * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
-    own_gpus = rollout.gpus == 1 and cluster.learner_gpus >= 1
+    asked, rollout, cuda = config.learner.transport, config.rollout, device == "cuda"
+    pairs = colocated(config, device)
     if asked == "auto":
-        if not cuda or rollout.tensor_parallel > 1 or not (one_gpu or own_gpus):
+        if not cuda or rollout.tensor_parallel > 1:
             return "object_store"
-        return "ipc" if one_gpu else "collective"
+        return "ipc" if pairs else "collective"
     if asked != "object_store" and rollout.tensor_parallel > 1:
         raise ConfigError(
             f"learner.transport '{asked}' reaches engines of one GPU, but rollout.tensor_parallel is "
             f"{rollout.tensor_parallel}; set learner.transport to object_store"
         )
-    if asked == "ipc" and cuda and not one_gpu:
+    if asked == "ipc" and cuda and not pairs:
         raise ConfigError(
-            "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and "
-            "cluster.learner_gpus until all engines and ranks add up to at most 1, or set learner.transport to auto"
+            "learner.transport 'ipc' needs every engine on the GPU of a learner rank; set cluster.colocate to true, or "
+            "learner.transport to auto"
         )
-    if asked == "collective" and cuda and not own_gpus:
+    if asked == "collective" and cuda and pairs:
         raise ConfigError(
-            "learner.transport 'collective' needs a GPU for every engine and rank, but rollout.gpus is "
-            f"{rollout.gpus:g} and "
-            f"cluster.learner_gpus {cluster.learner_gpus:g}; set both to 1, or learner.transport to auto"
+            "learner.transport 'collective' needs a GPU for every engine and rank, but cluster.colocate puts one of "
+            "each on a GPU; set cluster.colocate to false, or learner.transport to auto"
         )
     return asked
 
 
+def colocated(config: Config, device: str) -> bool:
+    """Whether the engine and the learner rank of each number share a place: on GPUs one GPU. Raises ConfigError when
+    they are asked to and cannot."""
+    rollout, ranks, asked = config.rollout, config.learner.ranks, config.cluster.colocate
+    pairs = rollout.actors == ranks and rollout.tensor_parallel == 1
+    if asked is None:
+        return device == "cuda" and pairs and not rollout.max_staleness
+    if asked and not pairs:
+        raise ConfigError(
+            "cluster.colocate pairs every engine of one GPU with a learner rank, but rollout.actors is "
+            f"{rollout.actors}, learner.ranks {ranks} and rollout.tensor_parallel {rollout.tensor_parallel}; make the "
+            "first two equal and the third 1, or set cluster.colocate to false"
+        )
+    return asked
+
+
+def gpus_each(config: Config, device: str) -> tuple[float, float]:
+    """GPUs that an engine and a learner rank reserve. On a shared one each takes half of what a small reward model
+    leaves, which is more than half of the GPU for both: so Ray never puts two pairs on one."""
+    if device != "cuda":
+        return 0.0, 0.0
+    if not colocated(config, device):
+        return float(config.rollout.tensor_parallel), 1.0
+    reward = sum(bundle.count * bundle.gpus for bundle in reward_placement(config, device))
+    half = (1.0 - reward) / 2 if reward < 0.5 else 0.5
+    return half, half
+
+
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
-    Raises ConfigError when they cannot exchange weights as configured, or ranks cannot exchange gradients."""
+    Raises ConfigError when they cannot share a place or exchange weights as configured."""
     transport(config, device)
-    rollout, learner, cluster, cuda = config.rollout, config.learner, config.cluster, device == "cuda"
-    if rollout.sleep and not cuda:
-        raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false")
-    if cuda and learner.ranks > 1 and cluster.learner_gpus < 1:
-        raise ConfigError(
-            f"cluster.learner_gpus = {cluster.learner_gpus:g} with learner.ranks = {learner.ranks}: Ray may put two "
-            "ranks on one GPU, which NCCL refuses; engines and ranks share one GPU only, so set learner.ranks to 1, or "
-            "cluster.learner_gpus and rollout.gpus to 1 (a GPU for each)"
-        )
-    if cuda and rollout.gpu_memory_share > rollout.gpus:
-        raise ConfigError(
-            f"rollout.gpu_memory_share = {rollout.gpu_memory_share:g} is more than rollout.gpus = {rollout.gpus:g}, so "
-            "what shares the engine's GPU may find no memory; lower it to at most that"
-        )
-    rollout_gpus = rollout.tensor_parallel * rollout.gpus if cuda else 0.0
-    learner_gpus = cluster.learner_gpus if cuda else 0.0
+    if config.rollout.sleep and device != "cuda":
+        raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false or auto")
+    engines, ranks = _engines(config, device), _ranks(config, device)
+    together = (Bundle(PAIR, engines.count, engines.cpus + ranks.cpus, engines.gpus + ranks.gpus),)
     return (
-        Bundle("rollout actor", rollout.actors, cluster.rollout_cpus, rollout_gpus),
-        Bundle("learner rank", learner.ranks, cluster.learner_cpus, learner_gpus),
+        *(together if colocated(config, device) else (engines, ranks)),
         Bundle("replay shard", config.replay.shards, 0.0, 0.0),
         *reward_placement(config, device),
     )
@@ -158,7 +171,15 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of an evaluation: the rollout actors, and the reward model if the task has one."""
-    return (*placement(config, device)[:1], *reward_placement(config, device))
+    return (_engines(config, device), *reward_placement(config, device))
+
+
+def _engines(config: Config, device: str) -> Bundle:
+    return Bundle(ENGINE, config.rollout.actors, config.cluster.rollout_cpus, gpus_each(config, device)[0])
+
+
+def _ranks(config: Config, device: str) -> Bundle:
+    return Bundle(RANK, config.learner.ranks, config.cluster.learner_cpus, gpus_each(config, device)[1])
 
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
@@ -225,7 +246,10 @@ def check_context(config: Config, model_context: int) -> None:
 
 
 def choose_device(cluster: ClusterConfig, any_gpu: Callable[[], bool]) -> Device:
-    """The configured device; 'auto' is GPUs if there are any. `any_gpu` is called for 'auto' only."""
+    """The configured device; 'auto' is GPUs if there are any, or if the plan names some. `any_gpu` is called for 'auto'
+    only."""
     if cluster.device != "auto":
         return cluster.device
+    if cluster.gpus is not None:
+        return "cuda"
     return "cuda" if any_gpu() else "cpu"

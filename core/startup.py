@@ -5,7 +5,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from core.config import ClusterConfig
@@ -116,13 +116,17 @@ def _silence(host: str, port: int) -> str:
     return ""
 
 
+ENGINE, RANK, PAIR = "rollout actor", "learner rank", "engine-rank pair"
+"""Roles, which name their placement groups. A bundle of the third holds one of each of the others."""
+
+
 def in_group(role: str, index: int) -> dict[str, Any]:
-    """Ray's options that place an actor in bundle `index` of the role's group; none in a namespace without it."""
+    """Ray's options that place an actor in bundle `index` of the role's group, or of the pairs'; none in a namespace
+    without either."""
     from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    try:
-        group = get_placement_group(role)
-    except ValueError:
-        return {}
-    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
+    for name in (role, PAIR) if role in (ENGINE, RANK) else (role,):
+        with suppress(ValueError):  # there is no such group
+            return {"scheduling_strategy": PlacementGroupSchedulingStrategy(get_placement_group(name), index)}
+    return {}

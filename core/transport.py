@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler to pass tensors by handle
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from core.weights import Manifest, Member, Received, Sender, SenderHost, TensorSpec
+from core.weights import DirectTransfer, Manifest, Member, Received, Sender, SenderHost, TensorSpec
 
 ALIGNMENT = 16
 """Every tensor in a flat bucket begins at a multiple of so many bytes, so that it can be viewed as any type."""
@@ -77,6 +77,17 @@ class MemoryHandles:
             flat.untyped_storage()._shared_incref()  # torch expects one reader per handle; there are several
             found.append(split(flat.to(member.device), specs))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class OfPairs:
+    """An offer of every learner rank, for the engine of its number: they share a GPU (on CPU a machine)."""
+
+    offers: tuple[DirectTransfer, ...]
+
+    def receive(self, manifest: Manifest, member: Member) -> list[Received]:
+        """The buckets of the engine's own rank. Raises RuntimeError as that offer does."""
+        return self.offers[member.engine].receive(manifest, member)
 
 
 class GroupSender(Sender):

@@ -64,6 +64,7 @@ class Member:
     world: int  # number of processes, with the sender
     device: str  # "cpu" or "cuda"
     seconds: float  # longest wait for another process
+    engine: int = 0  # number of a receiver among all engines, also those that do not take part
 
 
 class DirectTransfer(Protocol):
@@ -140,6 +141,13 @@ def pack(
             digests[-1].result()  # a bucket's memory is free before the next is gathered
     whole = _whole_digest(specs, [future.result() for future in digests])
     return Weights(Manifest(version, tuple(specs), whole), tuple(handles), sender.offer() if sender else None)
+
+
+def stage(named: Iterable[NamedTensor], sender: Sender, bucket_bytes: int = BUCKET_BYTES) -> DirectTransfer:
+    """Offer the tensors directly alone, in the buckets of `pack`."""
+    for tensors in bucketed(named, bucket_bytes):
+        sender.stage([tensor for _, tensor in tensors])
+    return sender.offer()
 
 
 def bucketed(named: Iterable[NamedTensor], bucket_bytes: int) -> Iterator[list[NamedTensor]]:

@@ -13,6 +13,7 @@ from core.errors import ConfigError, DivergenceError, WeightError
 from core.machine import largest
 from core.records import FloatArray, IntArray, Rollout, Use, used
 from core.seeds import derive, generator
+from core.transport import OfPairs
 from core.weights import Sender, WeightReceiver
 from learner.batch import Batch
 from learner.credit import LearnerNow
@@ -67,9 +68,10 @@ class LearnerSpec:
     kl_coefficient: float = 0.0  # the first one; 0: there is no reference policy
     kl_target: float | None = None  # KL to the reference, nats per token, to which the coefficient is adapted
     cpus: float = 1.0  # of a rank
-    gpus: float = 1.0
+    gpus: float = 0.0
     local: bool = False  # run the one rank in this process instead of a Ray actor (debugging)
     sender: type[Sender] | None = None  # sends weights directly to the engines, in addition to the object store
+    pairs: bool = False  # every rank sends to the engine of its number; else rank 0 to all
 
 
 class LearnerGroup:
@@ -90,7 +92,7 @@ class LearnerGroup:
         self._ranks.join(spec.device, config.deadline)
         arguments = (config, spec.losses, kl > 0, spec.dtype, derive(spec.seed, "learner"))
         trained = self._ranks.call_same(RankWorker.load, str(spec.model), *arguments)[0]
-        self._ranks.call_same(RankWorker.open_channel, spec.sender, config.deadline)
+        self._ranks.call_same(RankWorker.open_channel, spec.sender, spec.pairs, config.deadline)
         fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
         self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
@@ -240,7 +242,10 @@ class LearnerGroup:
         WeightError for another acknowledgement or a gap beyond the noise; LearnerError when a rank died."""
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
-        (weights,) = [weights for weights in exported if weights is not None]
+        (weights,) = [weights for weights, _ in exported if weights is not None]
+        offers = tuple(offer for _, offer in exported if offer is not None)
+        if offers and self._spec.pairs:
+            weights = replace(weights, direct=OfPairs(offers))
         digest = weights.manifest.digest
         self.version = version  # counts even if no engine receives the weights
         try:

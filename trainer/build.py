@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from core.config import Config, Device, ResolvedConfig
 from core.environments.protocol import load_environment
@@ -19,7 +19,16 @@ from core.errors import ConfigError
 from core.imports import imported
 from core.machine import this_machine
 from core.parts.sources import Progress, StartSource
-from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
+from core.plan import (
+    Bundle,
+    batch_plan,
+    check_context,
+    check_machine,
+    colocated,
+    gpus_each,
+    placement,
+    transport,
+)
 from core.records import Boundaries, Problem, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
@@ -34,6 +43,8 @@ from trainer.model.automatic import Note, expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
 from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task, resolve_model
 from trainer.model.gguf import model_folder
+from trainer.model.gpus import describe_gpus, planned_gpus
+from trainer.model.needs import check_needs, critic, methods
 from trainer.run import Resampling, Run, Sources
 
 if TYPE_CHECKING:
@@ -41,9 +52,7 @@ if TYPE_CHECKING:
     from actors.pool import RolloutPool
     from core.parts.engines import Engines
     from learner.credit import Algorithm
-    from learner.estimators import Estimator
     from learner.group import LearnerGroup
-    from replay.rankings.base import Ranking
     from replay.store.store import ReplayStore
     from tasks.problems import Tokenizer
     from tasks.task import Task
@@ -96,43 +105,6 @@ def check_methods(config: Config) -> None:
     check_needs(config)
 
 
-def critic(config: Config) -> Literal["separate", "shared", "none"]:
-    """The critic of a run: `learner.value_model`, or none if neither estimator nor replay reads values."""
-    estimator, ranking = _methods(config)
-    ranked = config.replay.ratio > 0 and ranking.values != "unused"
-    return config.learner.value_model if estimator.needs_values or ranked else "none"
-
-
-def _methods(config: Config) -> tuple[Estimator, Ranking]:
-    from learner.methods import find_estimator
-    from replay.rankings.find import find_ranking
-
-    return find_estimator(config.algorithm.estimator), find_ranking(config.replay)
-
-
-def check_needs(config: Config) -> None:
-    """Raises ConfigError if estimator or ranking lack what they need, or a setting is about an absent critic."""
-    algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
-    by_estimator = f"algorithm.estimator '{algorithm.estimator}'"
-    by_ranking, replayed = f"replay.ranking '{config.replay.ranking}'", config.replay.ratio > 0
-    if estimator.needs_groups and config.rollout.samples < 2:
-        raise ConfigError(
-            f"{by_estimator} compares the continuations of a start, but rollout.samples is 1; raise rollout.samples to "
-            "at least 2"
-        )
-    if critic(config) != "none":
-        return
-    unread = f"{by_estimator} and {by_ranking} read no values" if replayed else f"{by_estimator} reads no values"
-    absent = "learner.value_model is 'none'" if learner.value_model == "none" else unread
-    if estimator.needs_values or (replayed and ranking.values == "needed"):
-        reader = by_estimator if estimator.needs_values else by_ranking
-        raise ConfigError(f"{reader} needs values, but {absent}; set it to separate or shared")
-    for name in ("critic_warmup", "value_path"):
-        if given := getattr(learner, name):
-            message = f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
-            raise ConfigError(message)
-
-
 def find_model(config: Config) -> str:
     """The directory or name of the model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
     path = model_folder(config.model.path, "model.path")
@@ -170,11 +142,14 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig,
     found, notes = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
     check_context(found, info.context)
     check_judging_model(found)
+    memory = (config.cluster.gpu_memory or machine.gpu_memory) if device == "cuda" else 0.0
+    found = planned_gpus(config, found, info, critic(found), memory)
     if not named_address(found.cluster):
         check_machine(found, machine, device)
     of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])
     estimate = Note(iteration_estimate(found, info, device, critic(found)), "training")
-    return found, [*of_data, *notes, *warnings_of(found, task.left_out), estimate]
+    plan = [Note(describe_gpus(found, info, critic(found), memory), "training")] if memory else []
+    return found, [*of_data, *notes, *warnings_of(found, task.left_out), estimate, *plan]
 
 
 def connected(
@@ -207,7 +182,8 @@ def opened(
             stack.callback(store.close)
         start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, directory))
         start_learner = partial(_learner, config, ready.model, device, local)
-        pool, learner = _start_both(start_engines, start_learner, stack, ready_part, one_process=local)
+        in_turn = local or (device == "cuda" and colocated(config, device))
+        pool, learner = _start_both(start_engines, start_learner, stack, ready_part, in_turn)
         pool, engines = stack.enter_context(_engines(config, pool))
         boundaries = _boundaries(config, task)
         is_wrong = task.prefix_is_wrong if config.replay.exclude_wrong else None
@@ -260,7 +236,7 @@ def _sources(
     others: dict[str, StartSource] = {"coverage": Coverage(len(problems))}
     reserved: Callable[[int, Progress], int] | None = None
     if store is not None:
-        _, ranking = _methods(config)
+        _, ranking = methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
         stale = REFRESHED if values_count else 0
         others["replay"] = replay = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
@@ -328,17 +304,18 @@ def _start_both(
     learner: Callable[[], Any],
     stack: ExitStack,
     ready: Callable[[str], None],
-    one_process: bool,
+    in_turn: bool,
 ) -> tuple[Any, Any]:
-    """Start engines and learner at the same time: each spends most of its time importing. In one process the learner
-    starts first: it sets the number of threads and the process group, which is impossible after vLLM."""
+    """Start engines and learner at the same time: each spends most of its time importing. `in_turn`: the learner first.
+    In one process it sets the number of threads and the process group, which is impossible after vLLM. On a shared GPU
+    vLLM measures what memory is left, and refuses to start if that grows meanwhile."""
 
     def _start(name: str, one: Callable[[], Any]) -> Any:
         started = stack.enter_context(closing(one()))
         ready(name)
         return started
 
-    if one_process:
+    if in_turn:
         started = _start("learner", learner)
         return _start("engines", engines), started
     with ThreadPoolExecutor(2) as threads:
@@ -371,7 +348,8 @@ def engine_pool(
     from actors.handle import EngineSpec
     from actors.pool import RolloutPool
 
-    spec = EngineSpec(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus)
+    cpus, gpus = config.cluster.rollout_cpus, gpus_each(config, device)[0]
+    spec = EngineSpec(model, rollout, config.model.dtype, device, seed, cpus, gpus)
     return RolloutPool(spec, quarantine)
 
 
@@ -393,8 +371,9 @@ def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) ->
         kl_coefficient=config.algorithm.kl_coefficient,
         kl_target=config.algorithm.kl_target,
         cpus=config.cluster.learner_cpus,
-        gpus=config.cluster.learner_gpus,
+        gpus=gpus_each(config, device)[1],
         local=local,
         sender=senders[transport(config, device)],
+        pairs=colocated(config, device),
     )
     return LearnerGroup(spec)

@@ -79,7 +79,7 @@ def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device
         total_steps=100,
         seed=0,
         cpus=0.0,
-        gpus=0.5,
+        gpus=0.5 * (device == "cuda"),
     )
     return LearnerGroup(spec)
 

@@ -34,6 +34,10 @@ AutoCount = Annotated[int | None, *_Automatic]
 """A count, or `auto`."""
 AutoPositive = Annotated[float | None, *_Automatic]
 """A positive number, or `auto`."""
+AutoShare = Annotated[float | None, Field(gt=0, le=1), *_Automatic]
+"""A share above 0, or `auto`."""
+AutoBool = Annotated[bool | None, BeforeValidator(lambda given: None if given == AUTO else given), _Automatic[1]]
+"""True, false, or `auto`."""
 
 
 class Section(BaseModel):

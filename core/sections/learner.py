@@ -64,8 +64,8 @@ class LearnerConfig(Section):
     """First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."""
     transport: Literal["auto", "object_store", "collective", "ipc"] = "auto"
     """How weights reach the engines. object_store: through Ray; collective: one broadcast (NCCL, on CPU Gloo); ipc:
-    engines on the learner's GPU (on CPU: its machine) read its memory. auto: object_store on CPU; on GPUs ipc if all
-    share one GPU, collective if engines have their own."""
+    an engine reads the memory of the rank on its GPU (on CPU: machine). auto: object_store on CPU; on GPUs ipc for
+    pairs (cluster.colocate), collective if engines have their own."""
     threads: Count = 2
     """CPU threads per rank (OMP_NUM_THREADS)."""
     deadline: Positive = 1800.0

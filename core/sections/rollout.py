@@ -4,7 +4,19 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from core.sections.base import AUTO, AutoCount, Count, Options, Positive, Section, Whole, as_names, own_path
+from core.sections.base import (
+    AUTO,
+    AutoBool,
+    AutoCount,
+    AutoShare,
+    Count,
+    Options,
+    Positive,
+    Section,
+    Whole,
+    as_names,
+    own_path,
+)
 
 
 def _more_than_one(tokens: int | None) -> int | None:
@@ -46,14 +58,14 @@ class RolloutConfig(Section):
     they use half of their budget."""
     kv_cache_gib: Positive = 1.0
     """CPU: memory of one engine's KV cache, in GiB."""
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """GPU: share of the device's memory that one engine may use."""
+    gpu_memory_share: AutoShare = Field(AUTO)
+    """GPU: share of the device's memory that one engine may use. auto: 0.85; next to a learner rank (cluster.colocate)
+    what its models leave, 0.4 where the GPU's memory is not known."""
     tensor_parallel: Count = 1
     """GPUs per engine."""
-    gpus: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """GPU: share reserved of each of an engine's GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus)."""
-    sleep: bool = False
-    """GPU: move an engine's weights to the host and free its cache while it is idle, for a learner on the same GPU."""
+    sleep: AutoBool = Field(AUTO)
+    """GPU: move an engine's weights to the host and free its cache while it is idle (vLLM's sleep, level 1). auto: next
+    to a learner rank (cluster.colocate)."""
     engine_options: Options = Field({})
     """More of vLLM's EngineArgs by name, e.g. {scheduling_policy: priority}; JSON on the command line."""
     sampling_options: Options = Field({})
@@ -89,11 +101,6 @@ class RolloutConfig(Section):
                 "rollout.resample waits for the engines again, but rollout.max_staleness is "
                 f"{self.max_staleness}; set one of them to 0"
             )
-        if self.gpus < 1 and self.tensor_parallel > 1:
-            raise ValueError(
-                f"rollout.gpus = {self.gpus:g} with rollout.tensor_parallel = {self.tensor_parallel}: Ray gives shares "
-                "of a single GPU only; set one of them to 1"
-            )
         return self
 
 
@@ -103,3 +110,5 @@ class ResolvedRollout(RolloutConfig):
     max_prompt_tokens: Count
     max_response_tokens: Annotated[int, Field(ge=2)]
     max_running: Count
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
+    sleep: bool = False

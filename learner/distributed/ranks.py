@@ -11,7 +11,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import KEEP_FREED_MEMORY, in_group
+from core.startup import KEEP_FREED_MEMORY, RANK, in_group
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
@@ -31,9 +31,9 @@ class Ranks:
             actor.options(
                 name=_free_name(f"learner-rank-{rank}", taken),
                 num_cpus=cpus,
-                num_gpus=gpus if device == "cuda" else 0,
+                num_gpus=gpus,
                 runtime_env={"env_vars": rank_environment(device, config.threads)},
-                **in_group("learner rank", rank),
+                **in_group(RANK, rank),
             ).remote(ray.put)
             for rank in range(config.ranks)
         ]

@@ -22,7 +22,7 @@ with without_gc():  # a rank's process begins here
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from core.transport import serve_store
-    from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
+    from core.weights import Bucket, DirectTransfer, NamedTensor, Sender, SenderHost, Weights, pack, stage
     from learner.distributed.actor_critic import (
         ActorCritic,
         PolicyAlone,
@@ -100,19 +100,25 @@ class RankWorker:
         self._has_reference = has_reference
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
             self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
+        self._leave_gpu()
         return f"{type(self._module.model).__name__} with {trained:,} trained parameters"
 
-    def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
-        """Let rank 0 also send weights directly; it waits for engines at most `seconds`."""
-        if self._rank == 0:
-            self.close_channel()
-            home = SenderHost(self._device.type, os.environ["MASTER_ADDR"], seconds)
-            self._sender = None if sender is None else sender(home)
+    def open_channel(self, sender: type[Sender] | None, pairs: bool, seconds: float) -> None:
+        """Let rank 0 (`pairs`: every rank) also send weights directly; it waits for engines at most `seconds`."""
+        self.close_channel()
+        home = SenderHost(self._device.type, os.environ["MASTER_ADDR"], seconds)
+        self._sender = sender(home) if sender is not None and (pairs or self._rank == 0) else None
 
     def close_channel(self) -> None:
         """End the direct transfer that the last `export_weights` offered."""
         if self._sender is not None:
             self._sender.close()
+        self._leave_gpu()
+
+    def _leave_gpu(self) -> None:
+        """Free the GPU memory that torch keeps for later: an engine on the same GPU wakes up next."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
@@ -143,16 +149,17 @@ class RankWorker:
         """Take the optimizer steps in order."""
         return [self._actor_critic.step(step) for step in steps]
 
-    def export_weights(self, version: int) -> Weights | None:
-        """Publish the policy's weights: rank 0 returns them, the others None."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # an engine on the same GPU needs memory when it wakes up for these weights
+    def export_weights(self, version: int) -> tuple[Weights | None, DirectTransfer | None]:
+        """Publish the policy's weights: rank 0 returns them. Each rank that sends directly also returns its offer."""
+        self.close_channel()  # left open by a broadcast that failed
         if self._rank == 0:
-            self.close_channel()  # left open by a broadcast that failed
-            return pack(self._hf_tensors(), version, self._publish, sender=self._sender)
+            weights = pack(self._hf_tensors(), version, self._publish, sender=self._sender)
+            return weights, weights.direct
+        if self._sender is not None:
+            return None, stage(self._hf_tensors(), self._sender)
         for _ in self._engine.named_tensors():
             pass
-        return None
+        return None, None
 
     def peak_memory(self) -> Memory:
         """Of this rank's process."""

@@ -14,7 +14,7 @@ import pytest
 from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from core.records import FloatArray, IntArray
-from core.transport import GroupSender, HandleSender, MemoryHandles
+from core.transport import GroupSender, HandleSender, MemoryHandles, OfPairs
 from core.weights import Acknowledgement, Weights
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
@@ -91,7 +91,7 @@ def test_every_way_brings_the_same_and_a_restarted_engine_takes_part_again(
     for logprobs in pool.sequence_logprobs(PROBE):  # the successor's come from the object store
         np.testing.assert_array_equal(logprobs[0], after)
     for way in (GroupSender, HandleSender, None):
-        learner._ranks.call_same(RankWorker.open_channel, way, 120.0)
+        learner._ranks.call_same(RankWorker.open_channel, way, False, 120.0)
         engines = broadcast(learner, pool, blind=way is not None)
         assert (engines.given.direct is None) == (way is None)
         assert engines.given.manifest.digest == first.given.manifest.digest
@@ -104,10 +104,33 @@ def test_an_engine_that_a_direct_way_fails_is_named_and_takes_the_object_stores_
 ) -> None:
     pool, learner = parts
     engines = Engines(pool, blind=False)
-    learner._ranks.call_same(RankWorker.open_channel, None, 120.0)
+    learner._ranks.call_same(RankWorker.open_channel, None, False, 120.0)
     learner.broadcast(engines)
     caplog.set_level(logging.WARNING)
     answers = pool.load_weights(replace(engines.given, direct=MemoryHandles((b"nothing",))))
     assert {answer.digest for answer in answers} == {engines.given.manifest.digest}
     for name in ("rollout-0", "rollout-1"):
         assert f"{name} took the weights from the object store: RuntimeError: not a handle" in caplog.text
+
+
+class OneBroken(Engines):
+    """The second rank's offer cannot be read."""
+
+    def load_weights(self, handle: Weights) -> list[Acknowledgement]:
+        assert isinstance(handle.direct, OfPairs)
+        broken = OfPairs((handle.direct.offers[0], MemoryHandles((b"nothing",))))
+        return super().load_weights(replace(handle, direct=broken))
+
+
+@pytest.mark.parametrize(("stage", "rate"), [(0, 2e-2), (3, 5e-2)])  # other weights in each
+def test_every_engine_of_a_pair_reads_the_memory_of_its_own_rank(
+    stage: int, rate: float, parts: tuple[RolloutPool, LearnerGroup], tiny_model: Get
+) -> None:
+    pool, _ = parts
+    with group(tiny_model(True), sender=HandleSender, pairs=True, ranks=2, zero_stage=stage, policy_lr=rate) as learner:
+        before = pool.sequence_logprobs(PROBE)[0][0]
+        learner.learn(learner.score(on_policy(learner, make_judged(1))))
+        broadcast(learner, pool, blind=True)  # without the object store's copy
+        assert float(np.abs(pool.sequence_logprobs(PROBE)[0][0] - before).max()) > 1e-3
+        learner.broadcast(engines := OneBroken(pool, blind=False))
+        assert [bool(answer.fallback) for answer in engines.answers] == [False, True]

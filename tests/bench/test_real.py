@@ -20,7 +20,7 @@ from core.errors import ConfigError
 from core.records import Provenance
 from replay.store.store import ReplayStore
 from tests.replay.made import states
-from trainer.build import check_needs
+from trainer.model.needs import check_needs
 
 WORK = Path("runs/real")
 

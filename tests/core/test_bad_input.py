@@ -171,7 +171,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
-    ({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "rollout.gpus = 0.5"),
+    ({"rollout": {"gpu_memory_share": 1.5}}, "rollout.gpu_memory_share"),
+    ({"rollout": {"actors": 2}, "cluster": {"colocate": True}}, "cluster.colocate"),
     ({"rollout": {"threads": 64}}, "rollout.threads = 64, but this machine has 4 cores"),
     ({"learner": {"threads": 5}}, "learner.threads = 5, but this machine has 4 cores"),
     (

@@ -8,7 +8,16 @@ import pytest
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, load_config, override, parse_config
-from core.plan import Resources, batch_plan, check_context, check_resources, placement, plan_warnings, transport
+from core.plan import (
+    Resources,
+    batch_plan,
+    check_context,
+    check_resources,
+    evaluation_placement,
+    placement,
+    plan_warnings,
+    transport,
+)
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -159,8 +168,6 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         parse_config({"learner": {"offload": True}}, "test")
     with pytest.raises(ConfigError, match=r"learner\.value_model"):
         parse_config({"learner": {"value_model": "shared", "value_path": "rm"}}, "test")
-    with pytest.raises(ConfigError, match=r"rollout\.gpus.*rollout\.tensor_parallel"):
-        parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test")
 
 
 def test_resampling_needs_engines_that_wait_and_groups() -> None:
@@ -184,20 +191,23 @@ def test_a_sequence_fits_a_pass() -> None:
         parse_config(sizes | {"learner": {"micro_batch_tokens": 49}}, "test")
 
 
-SHARED = {"rollout": {"gpus": 0.5}, "cluster": {"learner_gpus": 0.5}}
+APART = {"cluster": {"colocate": False}}
+PAIRS = {"rollout": {"actors": 8}, "learner": {"ranks": 8}}
 
 
 @pytest.mark.parametrize(
     ("fields", "device", "expected"),
     [
         ({}, "cpu", "object_store"),
-        ({}, "cuda", "collective"),  # a GPU for each
-        (SHARED, "cuda", "ipc"),
-        (SHARED | {"rollout": {"gpus": 0.5, "actors": 2}}, "cuda", "object_store"),  # on one GPU or on two: Ray decides
+        ({}, "cuda", "ipc"),  # an engine and a rank on a GPU
+        (PAIRS, "cuda", "ipc"),
+        (APART, "cuda", "collective"),  # a GPU for each
+        ({"rollout": {"actors": 2}}, "cuda", "collective"),  # more engines than ranks
+        ({"rollout": {"max_staleness": 1}}, "cuda", "collective"),
         ({"rollout": {"tensor_parallel": 2}}, "cuda", "object_store"),
         ({"learner": {"transport": "ipc"}}, "cpu", "ipc"),
         ({"learner": {"transport": "collective"}}, "cpu", "collective"),
-        (SHARED | {"learner": {"transport": "object_store"}}, "cuda", "object_store"),
+        ({"learner": {"transport": "object_store"}}, "cuda", "object_store"),
     ],
 )
 def test_how_weights_travel_follows_from_the_device_and_who_shares_it(
@@ -206,25 +216,36 @@ def test_how_weights_travel_follows_from_the_device_and_who_shares_it(
     assert transport(parse_config(fields, "test"), device) == expected
 
 
-def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts() -> None:
-    def refused(fields: dict[str, Any], match: str) -> None:
-        with pytest.raises(ConfigError, match=match):
-            placement(parse_config(fields, "test"), "cuda")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (APART | {"learner": {"transport": "ipc"}}, r"learner\.transport.*cluster\.colocate"),
+        ({"learner": {"transport": "collective"}}, r"learner\.transport.*cluster\.colocate"),
+        ({"learner": {"transport": "ipc"}, "rollout": {"tensor_parallel": 2}}, r"rollout\.tensor_parallel"),
+        ({"learner": {"transport": "collective"}, "rollout": {"tensor_parallel": 2}}, r"rollout\.tensor_parallel"),
+        ({"rollout": {"actors": 2}, "cluster": {"colocate": True}}, r"cluster\.colocate.*rollout\.actors"),
+        ({"rollout": {"tensor_parallel": 2}, "cluster": {"colocate": True}}, r"cluster\.colocate.*tensor_parallel"),
+    ],
+)
+def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        placement(parse_config(fields, "test"), "cuda")
 
-    refused({"learner": {"transport": "ipc"}}, "needs all engines on the learner's GPU; lower rollout.gpus")
-    refused(
-        SHARED | {"learner": {"transport": "collective"}}, "a GPU for every engine and rank, but rollout.gpus is 0.5"
-    )
-    for way in ("ipc", "collective"):
-        refused({"learner": {"transport": way}, "rollout": {"tensor_parallel": 2}}, "rollout.tensor_parallel is 2; set")
-    # two ranks of a quarter would come to lie on one GPU
-    share = {"gpus": 0.5, "gpu_memory_share": 0.5}
-    crowded: dict[str, Any] = {"learner": {"ranks": 2}, "cluster": {"learner_gpus": 0.25}, "rollout": share}
-    refused(crowded, r"cluster.learner_gpus = 0.25 with learner.ranks = 2: Ray may put two ranks on one GPU")
-    # two engines of half a GPU would ask for more than the whole memory of one
-    refused(SHARED | {"rollout": share | {"gpu_memory_share": 0.6}}, "gpu_memory_share = 0.6 is more than rollout.gpus")
-    placement(parse_config(crowded, "test"), "cpu")
-    placement(parse_config(crowded | {"learner": {"ranks": 1}}, "test"), "cuda")
+
+def test_pairs_reserve_a_gpu_each_and_a_small_reward_model_lies_on_one_of_them() -> None:
+    def bundles(fields: dict[str, Any], device: str = "cuda") -> dict[str, tuple[int, float, float]]:
+        made = placement(parse_config(fields, "test"), device)
+        return {one.name: (one.count, one.cpus, one.gpus) for one in made if one.name != "replay shard"}
+
+    assert bundles(PAIRS) == {"engine-rank pair": (8, 2.0, 1.0)}
+    assert bundles(PAIRS | APART) == {"rollout actor": (8, 1.0, 1.0), "learner rank": (8, 1.0, 1.0)}
+    assert bundles(PAIRS, "cpu") == {"rollout actor": (8, 1.0, 0.0), "learner rank": (8, 1.0, 0.0)}
+    assert bundles({"cluster": {"colocate": True}}, "cpu") == {"engine-rank pair": (1, 2.0, 0.0)}
+    judged: dict[str, Any] = {"task": {"name": "dialogue", "path": "talk.jsonl"}}
+    assert bundles(judged | {"reward_model": {"gpus": 0.25}})["engine-rank pair"][2] == 0.75
+    assert bundles(judged | {"reward_model": {"gpus": 1.0}})["engine-rank pair"][2] == 1.0
+    evaluated = evaluation_placement(parse_config({"rollout": {"tensor_parallel": 2}}, "test"), "cuda")
+    assert [(one.name, one.gpus) for one in evaluated] == [("rollout actor", 2.0)]
 
 
 def test_no_room_in_the_context() -> None:
@@ -241,7 +262,7 @@ def test_not_enough_resources_says_what_was_asked_and_what_there_is() -> None:
     with pytest.raises(ClusterError) as error:
         check_resources(cpu, Resources(cpus=2, gpus=0))
     assert "asks for 6 CPUs (4 rollout actors x 1, 2 learner ranks x 1) but the cluster has 2" in message(error)
-    with pytest.raises(ClusterError, match=r"6 GPUs .* 1"):
+    with pytest.raises(ClusterError, match=r"6 GPUs .* 1"):  # four engines and two ranks are no pairs
         check_resources(placement(config, "cuda"), Resources(cpus=64, gpus=1))
 
 

@@ -101,6 +101,7 @@ def group(
     dtype: str = "float32",
     sender: type[Sender] | None = None,
     temperature: float = 0.9,
+    pairs: bool = False,
     **learner: Any,
 ) -> Iterator[Learner]:
     """A learner. One rank without a sender is in this process, because another one takes 10 s to import its
@@ -120,6 +121,7 @@ def group(
             kl_target=settings.kl_target,
             cpus=0.5,
             sender=sender,
+            pairs=pairs,
             local=config.ranks == 1 and sender is None,
         )
         weight = config.value_coefficient if config.value_model == "shared" else 1.0

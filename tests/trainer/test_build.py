@@ -7,7 +7,7 @@ import pytest
 from core.config import Config
 from core.errors import ConfigError
 from core.load import parse_config
-from trainer.build import check_needs, critic
+from trainer.model.needs import check_needs, critic
 
 
 def run_of(estimator: str, ranking: str, **sections: dict[str, Any]) -> Config:

@@ -9,7 +9,7 @@ from core.config import ClusterConfig, Config, Device, ResolvedConfig
 from core.errors import ConfigError
 from core.load import explain, setting
 from core.machine import Machine, this_machine
-from core.plan import choose_device
+from core.plan import choose_device, colocated
 from tasks.limits import TokenLimits
 from trainer.model.files import ModelInfo
 
@@ -23,6 +23,8 @@ OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
 MOST_PASS_TOKENS = 16_384
 GPU_PASS_GIB = 8.0  # memory of the activations of a pass on a GPU: a third of a card of 24 GiB
 MOST_RUNNING = 256
+SHARE_ALONE, SHARE_OF_PAIR = 0.85, 0.4
+"""Shares of a GPU's memory for an engine: of its own GPU, and next to a learner rank where the memory is not known."""
 Audience = Literal["everyone", "training"]
 NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
 
@@ -66,7 +68,16 @@ def resolved(
         running = _running(config, info, limits, device)
         why = "what the KV cache holds" if running < MOST_RUNNING else "vLLM's default"
         notes.append(Note(f"rollout.max_running: {running}, {why}"))
-    numbers = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response, "max_running": running}
+    numbers: dict[str, object] = {
+        "max_prompt_tokens": limits.prompt,
+        "max_response_tokens": limits.response,
+        "max_running": running,
+    }
+    pairs = device == "cuda" and colocated(config, device)
+    if rollout.sleep is None:
+        numbers["sleep"] = pairs and not rollout.max_staleness
+    if rollout.gpu_memory_share is None:
+        numbers["gpu_memory_share"] = SHARE_OF_PAIR if pairs else SHARE_ALONE
     try:
         return ResolvedConfig.model_validate(_with(config, "rollout", numbers).model_dump()), notes
     except ValidationError as error:

@@ -155,11 +155,11 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model") -> Any:
+def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model", **options: Any) -> Any:
     """Load `path` with the transformers class `kind`. Raises ModelError that names the configuration `field`."""
     check_place(path, field)
     try:
-        return kind.from_pretrained(path)
+        return kind.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError) as error:
         remedy = "" if Path(path).exists() else f"; {NO_FOLDER}"
         raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}{remedy}") from error
@@ -172,8 +172,9 @@ def check_place(path: str, field: str) -> None:
         raise ModelError(f"{field} = {path}: no such directory; give a model directory, or a hub name (owner/name)")
 
 
-def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
-    """Read config.json of a model, which `field` names. Raises ModelError unless it is a causal language model."""
+def inspect_model(path: str, field: str = "model.path", alone: bool = False) -> ModelInfo:
+    """Read config.json of a model, which `field` names. `alone`: a folder needs no weights, and nothing is downloaded.
+    Raises ModelError unless it is a causal language model."""
     from transformers import AutoConfig
 
     folder = Path(path)
@@ -181,11 +182,11 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
         raise ModelError(
             f"{field} = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
         )
-    config = _read(AutoConfig, path, field)
+    config = _read(AutoConfig, path, field, local_files_only=alone)
     architecture = (getattr(config, "architectures", None) or [""])[0]
     if "CausalLM" not in architecture:
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
-    if folder.exists() and not any(folder.glob("*.safetensors")):
+    if not alone and folder.exists() and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
     try:
         shape = _shape(config)
