@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 SECONDS = 0.5  # between two looks
-OTHERS = "bench.trl_loop"  # in the command line of processes that are not of the run
+OTHERS = "bench.loop.trl"  # in the command line of processes that are not of the run
 
 
 class PeakMemory:

@@ -1,6 +1,6 @@
 """TRL's GRPO trainer, one iteration per line on its input.
 
-    python -m bench.trl_loop FOLDER
+    python -m bench.loop.trl FOLDER
 
 FOLDER contains `job.json` (see `Job`). For each line that it reads, it runs one iteration (generation, reward, all
 optimizer steps) and writes one line of JSON (see `TrlLap`). TRL generates with transformers here, because its vLLM

@@ -30,10 +30,10 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.demo import ARITHMETIC, Lap, changed, middle, opened, recipe, run_lap
-from bench.memory import PeakMemory
+from bench.loop.memory import PeakMemory
+from bench.loop.trl import Job, TrlLap
 from bench.models import ROOT
 from bench.report import Check, check, command_line, write
-from bench.trl_loop import Job, TrlLap
 from core.config import Device, ResolvedConfig
 from core.startup import WAITING
 from tasks.task import Task
@@ -120,7 +120,7 @@ def started_trl(job: Job, folder: Path, processes: int) -> Iterator[Trl]:
     def _start(rank: int) -> "subprocess.Popen[str]":
         pipe = subprocess.DEVNULL if rank else subprocess.PIPE
         return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "bench.trl_loop", str(folder)],
+            [sys.executable, "-W", "ignore", "-m", "bench.loop.trl", str(folder)],
             cwd=ROOT,
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=pipe,

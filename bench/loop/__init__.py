@@ -1,0 +1,1 @@
+"""How fast is the whole loop? `python -m bench.loop`."""
