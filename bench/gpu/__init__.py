@@ -1,0 +1,1 @@
+"""Every part of the project once on a GPU: `python -m bench.gpu`."""
