@@ -11,7 +11,7 @@ import pytest
 
 from bench.gpu import __main__ as command
 from bench.gpu.checks import CHECKS, Check, options
-from bench.gpu.steps import FailedError, Place, perform, planned, summary
+from bench.gpu.steps import FailedError, Place, perform, planned, rows, summary
 from bench.models import ROOT
 from core.config import Config
 from core.load import OptionParser, override
@@ -48,11 +48,11 @@ def test_a_command_that_fails_or_takes_too_long_is_named_with_the_end_of_its_log
 def test_a_run_is_told_from_its_files(place: Place) -> None:
     run = place.run("one")
     run.mkdir(parents=True)
-    rows = [
+    lines = [
         {"iteration": i, "total_seconds": 9.0 / i, "tokens_per_second": 100.0 * i, "learner_gpu_memory": 2.5}
         for i in (1, 2, 3)
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iteration": 4, "tot')
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines) + '{"iteration": 4, "tot')
     said = summary(run, 3)  # medians of the second and third: 3.75 s, 250 tokens/s
     assert "3.75 s per iteration" in said
     assert "250 tokens/s" in said
@@ -94,5 +94,5 @@ def test_the_table_has_the_last_result_of_each_check_and_what_has_not_run(place:
 
 
 def test_the_committed_table_is_that_of_the_committed_results() -> None:
-    found = command.rows(command.LINES)
+    found = rows(command.LINES)
     assert command.LINES.with_suffix(".md").read_text(encoding="utf-8") == command.page(found)
