@@ -9,6 +9,7 @@ run right before it, since other load slows both alike; figures are medians.
 steps after its turn, so that a run repeats bit for bit: its tokens are the same after any delay, which is checked.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,11 +22,12 @@ from actors.episodes import LAG, EpisodeEngine
 from actors.ledger import Ledger
 from actors.vllm_engine import VllmEngine
 from bench.models import Model, measured_model
-from bench.report import Check, check, command_line, write
-from core.config import ResolvedRollout
+from bench.report import Check, check, command_line, device_name, result_name, write
+from core.config import Device, ResolvedRollout
 from core.environments.protocol import Messages, Step, digest
 from core.environments.turns import TurnTokens
 from core.environments.workers import Workers
+from core.errors import RetrospectError
 from core.records import Sampling, Start, World
 
 EPISODES, PROMPT, TOKENS = 64, 32, 192
@@ -121,10 +123,11 @@ def generate(engine: VllmEngine, vocabulary: int, setting: Setting) -> tuple[flo
     return sum(int(one.generated.sum()) for one in found) / seconds, [one.tokens.tolist() for one in found]
 
 
-def measure(model: Model, lags: Sequence[int], repeats: int) -> list[Check]:
+def measure(model: Model, device: Device, lags: Sequence[int], repeats: int) -> list[Check]:
     """All settings with one engine."""
     first = Setting(0, None)
-    engine = VllmEngine(model.path, first.config(), dtype=model.dtype, device="cpu", seed=0)
+    engine = VllmEngine(model.path, first.config(), dtype=model.dtype, device=device, seed=0)
+    print(f"the engine is loaded on {device}", flush=True)
     settings = [Setting(delay, lag) for lag in (None, lags[0]) for delay in DELAYS]
     settings += [Setting(DELAYS[1], lag) for lag in lags[1:]]
     generate(engine, model.vocabulary, first)  # warms the engine up
@@ -136,6 +139,7 @@ def measure(model: Model, lags: Sequence[int], repeats: int) -> list[Check]:
             bases.append(generate(engine, model.vocabulary, first)[0])
             speed, tokens = generate(engine, model.vocabulary, setting)
             shares[setting].append(speed / bases[-1])
+            print(f"{setting.name}: {speed:,.0f} tokens/s, {shares[setting][-1]:.2f} of no delay", flush=True)
             if setting.lag is not None:
                 assert tokens == expected.setdefault(setting.lag, tokens), "the delay changed the tokens"
     checks = [check(f"{first.name}: tokens", median(bases), "tokens/s")]
@@ -146,18 +150,26 @@ def measure(model: Model, lags: Sequence[int], repeats: int) -> list[Check]:
     return checks
 
 
-def main(quick: bool, folder: str | None) -> None:
-    """Measure and write bench/results/environments.json, or environments-pretrained.json with the model in `folder`."""
+def main(quick: bool, device: Device, folder: str | None) -> None:
+    """Measure and write bench/results/environments*.json; `folder`: of a pretrained model. Raises ClusterError."""
     repeats, lag = 1 if quick else 3, LAG
     lags = [lag] if quick else [lag, 1, 4, 8]
-    settings: dict[str, object] = {"episodes at once": EPISODES, "tokens of an episode": TOKENS, "repeats": repeats}
+    settings: dict[str, object] = {
+        "device": device_name(device),
+        "episodes at once": EPISODES,
+        "tokens of an episode": TOKENS,
+        "repeats": repeats,
+    }
     with measured_model(folder) as model:
-        checks, settings = measure(model, lags, repeats), {"model": model.title, **settings}
-    write("environments" if folder is None else "environments-pretrained", checks, settings, quick=quick)
+        checks, settings = measure(model, device, lags, repeats), {"model": model.title, **settings}
+    write(result_name("environments", device, folder is not None), checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, device=True)
     parser.add_argument("--model", help="the folder of a pretrained model, which is measured instead")
     given = parser.parse_args()
-    main(given.quick, given.model)
+    try:
+        main(given.quick, given.device, given.model)
+    except RetrospectError as error:
+        sys.exit(f"error: {error}")

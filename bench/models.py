@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 DATA = Path(os.environ.get("RETROSPECT_DATA", SHARED if SHARED.is_dir() else ROOT / "tests" / "data"))
 """The folder of the data sets (CONTRIBUTING.md)."""
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The pretrained model that `make model` puts into place."""
 END = 0  # the token that ends a text
 
 
@@ -53,6 +55,9 @@ def measured_model(folder: str | None) -> Iterator[Model]:
         return
     from transformers import AutoConfig
 
+    from trainer.model.gguf import model_folder
+
+    folder = model_folder(folder)
     config = AutoConfig.from_pretrained(folder)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     yield Model(folder, dtype, config.vocab_size, f"{Path(folder).name}, {dtype}")

@@ -35,11 +35,45 @@ def check(
     return Check(name, value, unit, f"{sense} {goal:g}" if sense else "", met, baseline)
 
 
-def command_line(about: str | None) -> argparse.ArgumentParser:
-    """The command line of a benchmark, with `--quick`: a wrong option is answered before anything is measured."""
+def told(checks: Sequence[Check]) -> list[Check]:
+    """The checks, printed as soon as they are measured."""
+    for item in checks:
+        against = "" if item.baseline is None else f" against {item.baseline:.4g}"
+        print(f"{item.name}: {item.value:.4g} {item.unit}{against}", flush=True)
+    return list(checks)
+
+
+def command_line(about: str | None, device: bool = False) -> argparse.ArgumentParser:
+    """The command line of a benchmark, with `--quick` and, if it measures on GPUs too, `--device`: a wrong option is
+    answered before anything is measured."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help="a shorter measurement; writes bench/results/NAME.quick.*")
+    if device:
+        about = "what to measure on; cuda writes bench/results/NAME-cuda.*"
+        parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=about)
     return parser
+
+
+def device_name(device: str) -> str:
+    """The card of `cuda`, or cpu. Raises ClusterError when torch sees no GPU."""
+    if device == "cpu":
+        return device
+    import torch
+
+    from core.errors import ClusterError
+
+    if not torch.cuda.is_available():
+        raise ClusterError("--device cuda: torch sees no GPU here, and nothing was measured; leave it out for the CPU")
+    return torch.cuda.get_device_name()
+
+
+def result_name(name: str, device: str, pretrained: bool) -> str:
+    """The name of a benchmark's results.
+
+    >>> result_name("loop", "cpu", True), result_name("loop", "cuda", False)
+    ('loop-pretrained', 'loop-cuda')
+    """
+    return name + "-pretrained" * pretrained + "-cuda" * (device == "cuda")
 
 
 def write(

@@ -11,9 +11,12 @@ difference is the cost of pool, Ray and actor. Each round has new starts. The sp
 memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM against bare vLLM). So the sides
 alternate in starting first, and figures are means, over several pairs of processes, of each process's median.
 
-With `--model FOLDER` a pretrained model generates instead, in its own type. Otherwise the launch is measured, too, as a
-user sees it: from `python launch.py train` (demo recipe, starter model already built) to the file of the first
-responses, to one held-out problem. Its figure is the median of three launches.
+With `--model FOLDER` a pretrained model generates instead, in its own type. Otherwise the launch is measured on CPU,
+too, as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to the file of the
+first responses, to one held-out problem. Its figure is the median of three launches.
+
+With `--device cuda` both sides share the GPU, with a KV cache of CACHE bytes each and vLLM's settings for GPUs; with
+`--quick` they start at the same time, without CUDA graphs and compilation, and no engine is killed.
 """
 
 import os
@@ -39,8 +42,9 @@ from actors.handle import EngineSpec
 from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import ROOT, Model, local_ray, measured_model
-from bench.report import Check, check, command_line, write
-from core.config import ResolvedRollout
+from bench.report import Check, check, command_line, device_name, result_name, write
+from core.config import Device, ResolvedRollout
+from core.errors import RetrospectError
 from core.records import Sampling, Start
 from core.seeds import derive
 from core.weights import pack
@@ -50,6 +54,7 @@ PROMPT, PREFIX, SAMPLES = 32, 96, 4
 CONFIG = ResolvedRollout(
     actors=1, max_prompt_tokens=PROMPT, max_response_tokens=PREFIX + GENERATED, max_running=256, kv_cache_gib=1.0
 )
+CACHE = 4 * 2**30  # of each side's KV cache on a GPU: of a fixed size, so that neither measures the other's memory
 LOADS = {"roots": 0, "replayed": PREFIX}  # tokens of the prefix
 GOAL = 0.98
 WORKER_NICENESS = 15  # of Ray's workers, and so of bare vLLM: other load on the machine slows both sides alike
@@ -76,8 +81,29 @@ def starts_of(vocabulary: int, count: int, prefix: int, round_number: int = 0) -
     ]
 
 
+def engine_config(device: Device, eager: bool) -> ResolvedRollout:
+    """Our engine's configuration."""
+    if device == "cpu":
+        return CONFIG
+    options = {"kv_cache_memory_bytes": CACHE, "enforce_eager": eager}
+    return CONFIG.model_copy(update={"gpu_memory_share": 0.3, "engine_options": options})
+
+
+def bare_options(device: Device, eager: bool) -> dict[str, Any]:
+    """The same for bare vLLM."""
+    if device == "cuda":
+        cache = {"kv_cache_memory_bytes": CACHE, "gpu_memory_utilization": 0.3}
+        return {**cache, "enforce_eager": eager, "async_scheduling": False}
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": int(CONFIG.kv_cache_gib * 2**30),
+        "block_size": CPU_BLOCK,
+        "enable_chunked_prefill": False,  # with it a seeded request may crash, see actors/vllm_setup.py
+    }
+
+
 @cache
-def bare_engine(model: Model) -> Any:
+def bare_engine(model: Model, device: Device, eager: bool) -> Any:
     """vLLM, loaded once in the bare process."""
     from vllm import LLM
 
@@ -87,17 +113,14 @@ def bare_engine(model: Model) -> Any:
         dtype=model.dtype,
         max_model_len=CONFIG.max_prompt_tokens + CONFIG.max_response_tokens,
         max_num_seqs=CONFIG.max_running,
-        enforce_eager=True,
-        kv_cache_memory_bytes=int(CONFIG.kv_cache_gib * 2**30),
         logprobs_mode="processed_logprobs",
         distributed_executor_backend="uni",
         skip_tokenizer_init=True,
-        block_size=CPU_BLOCK,
-        enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/vllm_setup.py
+        **bare_options(device, eager),
     )
 
 
-def answer_bare(model: Model, starts: Sequence[Start], sampling: Sampling) -> Answer:
+def answer_bare(model: Model, device: Device, eager: bool, starts: Sequence[Start], sampling: Sampling) -> Answer:
     """One round in the bare process, with the seeds and budgets of our engine."""
     from vllm import SamplingParams, TokensPrompt
 
@@ -105,7 +128,7 @@ def answer_bare(model: Model, starts: Sequence[Start], sampling: Sampling) -> An
     common["stop_token_ids"] = stop_tokens(model.path)
     samples = [(start, derive(start.seed, sample)) for start in starts for sample in range(start.samples)]
     contexts = [start.context_ids.tolist() for start, _ in samples]
-    engine, begun = bare_engine(model), time.perf_counter()
+    engine, begun = bare_engine(model, device, eager), time.perf_counter()
     prompts = [TokensPrompt(prompt_token_ids=context) for context in contexts]
     params = [
         SamplingParams(seed=seed, max_tokens=sampling.max_response_tokens - len(start.prefix_ids), **common)
@@ -184,69 +207,102 @@ def launch() -> float:
     return seconds
 
 
-@contextmanager
-def bare_process(model: Model) -> Iterator[Bare]:
-    """Start bare vLLM in its own process, and wait until it is ready."""
-    with ProcessPoolExecutor(1, get_context("spawn"), bare_engine, (model,)) as process:
-        with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as our engine's process has it
-            process.submit(int).result()
-        yield lambda starts, sampling: process.submit(answer_bare, model, starts, sampling).result()
+class Sides(NamedTuple):
+    """How both sides are started."""
+
+    model: Model
+    device: Device
+    quick: bool
+
+    @property
+    def eager(self) -> bool:
+        """On a GPU: without CUDA graphs and compilation, which take most of a minute."""
+        return self.quick
+
+    @property
+    def at_once(self) -> bool:
+        """Whether both start at the same time."""
+        return self.quick and self.device == "cuda"
 
 
 @contextmanager
-def rollout_pool(model: Model) -> Iterator[tuple[RolloutPool, float]]:
+def bare_process(sides: Sides) -> Iterator[Bare]:
+    """Start bare vLLM in its own process, and wait until it is ready, unless both sides start at once."""
+    arguments = (sides.model, sides.device, sides.eager)
+    with ProcessPoolExecutor(1, get_context("spawn"), bare_engine, arguments) as process:
+        with patch.dict(os.environ, environment(sides.device, CONFIG.threads)):  # as our engine's process has it
+            ready = process.submit(int)
+        if not sides.at_once:
+            ready.result()
+        yield lambda starts, sampling: process.submit(answer_bare, *arguments, starts, sampling).result()
+
+
+@contextmanager
+def rollout_pool(sides: Sides) -> Iterator[tuple[RolloutPool, float]]:
     """A pool with one engine, and the seconds that it took to its first token."""
-    begun = time.perf_counter()
-    with closing(RolloutPool(EngineSpec(model.path, CONFIG, model.dtype, "cpu", seed=0, cpus=1.0))) as pool:
+    begun, (model, device, _) = time.perf_counter(), sides
+    config = engine_config(device, sides.eager)
+    spec = EngineSpec(model.path, config, model.dtype, device, seed=0, cpus=1.0, gpus=0.5 * (device == "cuda"))
+    with closing(RolloutPool(spec)) as pool:
         pool.generate(starts_of(model.vocabulary, 1, 0), Sampling(1.0, 1.0, 1))
         yield pool, time.perf_counter() - begun
 
 
 @contextmanager
-def both_sides(model: Model, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare, float]]:
+def both_sides(sides: Sides, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare, float]]:
     """Pool, bare process, and the seconds that the pool took to its first token."""
     with ExitStack() as stack:
         if bare_first:
-            bare = stack.enter_context(bare_process(model))
-        pool, first = stack.enter_context(rollout_pool(model))
+            bare = stack.enter_context(bare_process(sides))
+        pool, first = stack.enter_context(rollout_pool(sides))
         if not bare_first:
-            bare = stack.enter_context(bare_process(model))
+            bare = stack.enter_context(bare_process(sides))
+        print(f"the engine's first token came after {first:.1f} s", flush=True)
         yield pool, bare, first
 
 
-def generation(model: Model, pairs: int, rounds: int, count: int) -> list[Check]:
+def generation(sides: Sides, pairs: int, rounds: int, count: int) -> list[Check]:
     """Both loads with a model, and how soon its engine generates."""
     found: dict[str, list[Comparison]] = {name: [] for name in LOADS}
-    firsts, restarts = [], []
+    firsts, restarts, words = [], [], sides.model.vocabulary
     for number in range(pairs):
-        with both_sides(model, bare_first=number % 2 == 1) as (pool, bare, first):
+        with both_sides(sides, bare_first=sides.at_once or number % 2 == 1) as (pool, bare, first):
             firsts.append(first)
             for name, prefix in LOADS.items():
-                found[name].append(compare(pool, bare, model.vocabulary, prefix, count, rounds))
-            restarts.append(restart(pool, model))
-    return [
-        *(item for name in LOADS for item in compared(name, count * SAMPLES, found[name])),
-        check("launch of an engine to its first token", median(firsts), "s", "<=", 30.0),
-        check("death of an engine to its successor's first token", median(restarts), "s", "<=", 30.0),
-    ]
+                found[name].append(one := compare(pool, bare, words, prefix, count, rounds))
+                print(f"{name}: {one.ours:,.0f} tokens/s, bare {one.bare:,.0f}", flush=True)
+            if not sides.at_once:
+                restarts.append(restart(pool, sides.model))
+    checks = [item for name in LOADS for item in compared(name, count * SAMPLES, found[name])]
+    checks.append(check("launch of an engine to its first token", median(firsts), "s", "<=", 30.0))
+    if restarts:
+        name = "death of an engine to its successor's first token"
+        checks.append(check(name, median(restarts), "s", "<=", 30.0))
+    return checks
 
 
-def main(quick: bool, folder: str | None) -> None:
-    """Measure and write bench/results/rollout.json, or rollout-pretrained.json with the model in `folder`."""
+def main(quick: bool, device: Device, folder: str | None) -> None:
+    """Measure and write bench/results/rollout*.json; `folder`: of a pretrained model. Raises ClusterError."""
     pairs, rounds = (2, 3) if quick else (6, 3)
-    settings: dict[str, object] = {"threads": CONFIG.threads, "processes of each side": pairs, "rounds": rounds}
-    launched = [launch() for _ in range(1 if quick else 3)] if folder is None else []
-    many = 64 if folder is None else 16
+    if device == "cuda":
+        pairs = 1 if quick else 2
+    settings: dict[str, object] = {"device": device_name(device), "threads": CONFIG.threads}
+    settings |= {"processes of each side": pairs, "rounds": rounds}
+    launched = [launch() for _ in range(1 if quick else 3)] if folder is None and device == "cpu" else []
+    many = 64 if folder is None or device == "cuda" else 16
     with measured_model(folder) as model, local_ray():
-        checks = generation(model, pairs, rounds, many // 2 if quick else many)
+        checks = generation(Sides(model, device, quick), pairs, rounds, many // 2 if quick else many)
         settings = {"model": model.title, **settings}
     if launched:
         checks.append(check("launch.py train: first responses after", median(launched), "s", "<=", 30.0))
-    write("rollout" if folder is None else "rollout-pretrained", checks, settings, quick=quick)
+    write(result_name("rollout", device, folder is not None), checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, device=True)
     parser.add_argument("--model", help="the folder of a pretrained model, which is measured instead")
     given = parser.parse_args()
-    main(given.quick, given.model)
+    try:
+        main(given.quick, given.device, given.model)
+    except RetrospectError as error:
+        sys.exit(f"error: {error}")

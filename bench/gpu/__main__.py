@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
-from bench.gpu.checks import CHECKS, Check, default_model
+from bench.gpu.checks import CHECKS, Check
 from bench.gpu.steps import FailedError, Place, driver, rows
-from bench.models import ROOT
+from bench.models import MODEL, ROOT
 from bench.report import RESULTS, grid
 
 LINES = RESULTS / "gpu.jsonl"
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("names", nargs="*", metavar="NAME", help="these alone, in this order")
     made.add_argument("--list", action="store_true", help="name the checks and their limits")
-    made.add_argument("--model", default=default_model(ROOT), help="the pretrained model (default: of make model)")
+    made.add_argument("--model", default=str(ROOT / MODEL), help="the pretrained model (default: of make model)")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the checks; writes nothing")
     made.add_argument("--seconds", type=float, default=3600.0, help="for all together")
     made.add_argument("--together", type=int, default=1, metavar="N", help="checks at a time, if the card has room")

@@ -7,7 +7,8 @@ for one with Qwen2's vocabulary, whose logits take nearly all of the memory. Wit
 measured instead, in fp32 and, where the CPU has instructions for it or `--dtype` asks for it, in bf16, with the critic
 on its trunk: rows of 150 to 210 tokens that share nothing, and 8 continuations of 80 tokens of every prompt of 100. The
 bare loop then has no critic. On CPU the weights are also broadcast to two vLLM engines. On a GPU speed and memory are
-measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
+measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3, for rows of 512 tokens that share nothing
+and for 8 continuations of 256 tokens of every prefix of 256. Every number is printed as soon as it is there.
 """
 
 import os
@@ -19,7 +20,6 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from transformers import AutoConfig
 
 from bench.learner.broadcast import broadcast_checks
@@ -27,9 +27,11 @@ from bench.learner.memory import EXACT, memory_now, peak_memory
 from bench.learner.rows import forked_rows, gsm8k_rows, plain_rows
 from bench.learner.sides import Side, Work, started
 from bench.models import Shape, local_ray
-from bench.report import Check, check, command_line, write
-from core.errors import ClusterError, RetrospectError
+from bench.report import Check, check, command_line, device_name, result_name, told, write
+from core.config import Device
+from core.errors import RetrospectError
 from core.machine import this_machine
+from trainer.model.gguf import model_folder
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)  # the default starter's shape
 MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)  # Qwen2's proportions
@@ -42,15 +44,22 @@ FORKED = "512 shared, 8 x 128"
 def speed_checks(name: str, work: Work, repeats: int, goal: float) -> list[Check]:
     """Score and update with both sides alternately and compare their times; `goal` for their ratio."""
     with started(work) as sides:
-        laps = [[(side.score(), side.update()) for side in sides] for _ in range(repeats)]
+        return speeds(name, work, sides, repeats, goal)
+
+
+def speeds(name: str, work: Work, sides: tuple[Side, Side], repeats: int, goal: float) -> list[Check]:
+    """The same of sides that have started."""
+    laps = [[(side.score(), side.update()) for side in sides] for _ in range(repeats)]
     ours, bare = (len(work.judged) / median(sum(pair[side]) for pair in laps) for side in (0, 1))
     ratio = median(sum(bare) / sum(ours) for ours, bare in laps)
-    return [
-        check(f"{name}: score and update", ours, "sequences/s", baseline=bare),
-        check(f"{name}: score and update against the bare loop", ratio, "x", ">=", goal),
-        check(f"{name}: score alone", median(bare[0] / ours[0] for ours, bare in laps), "x"),
-        check(f"{name}: update alone", median(bare[1] / ours[1] for ours, bare in laps), "x"),
-    ]
+    return told(
+        [
+            check(f"{name}: score and update", ours, "sequences/s", baseline=bare),
+            check(f"{name}: score and update against the bare loop", ratio, "x", ">=", goal),
+            check(f"{name}: score alone", median(bare[0] / ours[0] for ours, bare in laps), "x"),
+            check(f"{name}: update alone", median(bare[1] / ours[1] for ours, bare in laps), "x"),
+        ]
+    )
 
 
 def peaks(side: Side) -> tuple[float, float]:
@@ -61,14 +70,19 @@ def peaks(side: Side) -> tuple[float, float]:
 
 def memory_checks(name: str, work: Work, goal: float) -> list[Check]:
     """Peak memory of both sides, beyond their models and libraries; `goal` for their ratio."""
-    with started(work) as (learner, loop):
-        ours, bare = peaks(learner), peaks(loop)
+    with started(work) as sides:
+        return memories(name, sides, goal)
+
+
+def memories(name: str, sides: tuple[Side, Side], goal: float) -> list[Check]:
+    """The same of sides that have started."""
+    ours, bare = map(peaks, sides)
     checks = []
     for what, own, baseline in zip(("scoring", "updates"), ours, bare, strict=True):
         title = f"{name}: peak memory of {what}"
         checks.append(check(title, own, "MiB", baseline=baseline))
         checks.append(check(f"{title} against the bare loop", own / baseline, "x", "<=", goal))
-    return checks
+    return told(checks)
 
 
 def measure_on_cpu(quick: bool) -> list[Check]:
@@ -92,13 +106,16 @@ def measure_on_cpu(quick: bool) -> list[Check]:
         ]
 
 
-def measure_pretrained(model: Path, dtypes: Sequence[str], quick: bool) -> list[Check]:
-    """Speed of a pretrained model on CPU."""
+def measure_pretrained(model: Path, dtypes: Sequence[str], device: Device, quick: bool) -> list[Check]:
+    """Speed of a pretrained model."""
     words = int(AutoConfig.from_pretrained(model).vocab_size)
-    common: dict[str, Any] = {"threads": os.cpu_count() or 1, "budget": 2048, "value_model": "shared"}
+    common: dict[str, Any] = {"threads": os.cpu_count() or 1, "budget": 2048, "value_model": "shared", "device": device}
     common["minibatches"] = 1 if quick else 3
-    plain = Work(model, plain_rows(6 if quick else 24, words), **common)
-    forked = Work(model, forked_rows(1 if quick else 3, 8, 100, 80, words), **common)
+    if device == "cuda":
+        common |= {"budget": 16_384, "bare_budget": 16_384, "zero_stage": 2}
+    many = 8 if device == "cuda" else 1
+    plain = Work(model, plain_rows(many * (6 if quick else 24), words), **common)
+    forked = Work(model, forked_rows(many * (1 if quick else 3), 8, 100, 80, words), **common)
     checks = []
     with local_ray():
         for dtype in dtypes:
@@ -108,47 +125,53 @@ def measure_pretrained(model: Path, dtypes: Sequence[str], quick: bool) -> list[
 
 
 def measure_on_gpu(quick: bool) -> list[Check]:
-    """Speed and memory under ZeRO 2 and 3."""
+    """Speed and memory under ZeRO 2 (`quick`) and 3, and a broadcast."""
+    many, laps = (4, 2) if quick else (16, 5)
+    rows = {
+        ("nothing shared", 0.95): forked_rows(8 * many, 1, 256, 256, HALF_B.vocabulary),
+        ("8 x (256 + 256)", 1.5): forked_rows(many, 8, 256, 256, HALF_B.vocabulary),
+    }
     checks = []
-    rows = forked_rows(4 if quick else 32, 8, 512, 128, HALF_B.vocabulary)
     with local_ray():
-        for stage in (2, 3):
-            name = f"0.5 B, ZeRO {stage}, {FORKED}"
-            work = Work(HALF_B, rows, 1, 16_384, 16_384, "cuda", stage, dtype="bfloat16")
-            checks += [*speed_checks(name, work, 3, 3.0), *memory_checks(name, work, 0.6)]
+        for stage in (2,) if quick else (2, 3):
+            for (kind, goal), judged in rows.items():
+                name = f"0.5 B, ZeRO {stage}, {kind}"
+                work = Work(HALF_B, judged, 1, 16_384, 16_384, "cuda", stage, dtype="bfloat16")
+                with started(work) as sides:
+                    checks += speeds(name, work, sides, laps, goal)
+                    checks += memories(name, sides, 1.1)
+        if not quick:
+            checks += broadcast_checks(quick, 1, "cuda", "bfloat16")
     return checks
 
 
-def main(quick: bool, device: str, model: Path | None, dtypes: Sequence[str]) -> None:
-    """Measure and write learner.json, learner-cuda.json or learner-pretrained.json. Raises ClusterError."""
+def main(quick: bool, device: Device, model: Path | None, dtypes: Sequence[str]) -> None:
+    """Measure and write learner.json, or that of a GPU or a pretrained model. Raises ClusterError."""
+    settings: dict[str, object] = {"device": device_name(device), "threads": os.cpu_count() or 1}
     if model is not None:
-        settings: dict[str, object] = {"device": "cpu", "model": model.name, "threads": os.cpu_count() or 1}
-        write("learner-pretrained", measure_pretrained(model, dtypes, quick), settings, quick=quick)
-        return
-    if device == "cpu":
-        settings = {
-            "device": "cpu",
+        settings |= {"model": model.name}
+        checks = measure_pretrained(Path(model_folder(str(model))), dtypes, device, quick)
+    elif device == "cpu":
+        settings |= {
             "models": "Qwen2 128 x 4 (nothing shared), 512 x 2 (512 shared)",
-            "threads": os.cpu_count() or 1,
             "broadcast": f"a Qwen2 of {35 if quick else 254} M parameters in fp32",
         }
-        write("learner", measure_on_cpu(quick), settings, quick=quick)
-        return
-    if not torch.cuda.is_available():
-        raise ClusterError("bench.learner --device cuda: torch sees no GPU; leave out --device to measure on CPU")
-    settings = {"device": torch.cuda.get_device_name(), "model": "random Qwen2 of 0.5 B, bf16, ZeRO 2 and 3, one rank"}
-    write("learner-cuda", measure_on_gpu(quick), settings, quick=quick)
+        checks = measure_on_cpu(quick)
+    else:
+        settings |= {"model": "random Qwen2 of 0.5 B, bf16, one rank"}
+        checks = measure_on_gpu(quick)
+    write(result_name("learner", device, model is not None), checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on")
+    parser = command_line(__doc__, device=True)
     parser.add_argument("--model", type=Path, help="the folder of a pretrained model, which is measured instead")
     # a CPU without instructions for bf16 computes it 10 times slower than fp32
     computed = DTYPES if this_machine().bfloat16 else DTYPES[:1]
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=computed, help="the types of a pretrained model")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="the types of a pretrained model")
     given = parser.parse_args()
+    usual = DTYPES[1:] if given.device == "cuda" else computed
     try:
-        main(given.quick, given.device, given.model, given.dtype)
+        main(given.quick, given.device, given.model, given.dtype or usual)
     except RetrospectError as error:
         sys.exit(f"error: {error}")

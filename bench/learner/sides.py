@@ -16,6 +16,7 @@ from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.records import Rollout
+from core.weights import Sender
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerSpec
@@ -68,7 +69,13 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
+def one_rank(
+    model: str,
+    config: ResolvedLearner,
+    dtype: str = "float32",
+    device: Device = "cpu",
+    sender: type[Sender] | None = None,
+) -> LearnerGroup:
     """A learner with one rank. Ray must be connected."""
     spec = LearnerSpec(
         model,
@@ -80,6 +87,8 @@ def one_rank(model: str, config: ResolvedLearner, dtype: str = "float32", device
         seed=0,
         cpus=0.0,
         gpus=0.5 * (device == "cuda"),
+        sender=sender,
+        pairs=sender is not None,
     )
     return LearnerGroup(spec)
 

@@ -12,6 +12,10 @@ With `--model FOLDER` a pretrained model is trained instead, in fp32, with respo
 side and two of our forms; an entropy bonus of 1e-6 makes our policy take every step, although hardly any answer is
 right. Then the memory of our processes is measured, too.
 
+With `--device cuda` a pretrained model (of `make model` by default) is trained in bf16: 64 prompts x 8 x 256 tokens,
+TRL with vLLM colocated on the same GPU, where both engines sleep during updates. `--quick` then runs one form, and
+both engines without compilation. This has not been run yet.
+
 TRL has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two
 cores).
 """
@@ -32,9 +36,10 @@ from typing import NamedTuple
 from bench.demo import ARITHMETIC, Lap, changed, middle, opened, recipe, run_lap
 from bench.loop.memory import PeakMemory
 from bench.loop.trl import Job, TrlLap
-from bench.models import ROOT
-from bench.report import Check, check, command_line, write
+from bench.models import MODEL, ROOT
+from bench.report import Check, check, command_line, device_name, result_name, write
 from core.config import Device, ResolvedConfig
+from core.errors import RetrospectError
 from core.startup import WAITING
 from tasks.task import Task
 from trainer.build import ModelAndTask, open_model_and_task
@@ -62,6 +67,18 @@ PRETRAINED = {
     "algorithm.entropy_coefficient": 1e-6,
 }
 """What a pretrained model changes in the recipe."""
+ON_GPU = {
+    "model.dtype": "bfloat16",
+    "rollout.starts": 64,
+    "rollout.max_response_tokens": 256,
+    "rollout.gpu_memory_share": 0.3,
+    "learner.zero_stage": 2,
+    "learner.gradient_checkpointing": "true",
+    "learner.micro_batch_tokens": 16_384,
+    "cluster.device": "cuda",
+}
+"""What a GPU changes for a pretrained model. TRL's vLLM, which lies on the same GPU, has the same share."""
+GPU_FORMS = {"GRPO, no critic: ": (1.2, GRPO), "critic on the policy's trunk: ": (1.0, SHARED)}
 Forms = Mapping[str, tuple[float | None, Mapping[str, object]]]
 
 Trl = Callable[[], TrlLap]  # runs one iteration of TRL's trainer
@@ -89,7 +106,7 @@ class Laps(NamedTuple):
         return middle(self.ours, lambda lap: getattr(lap.seconds, phase))
 
 
-def job_of(config: ResolvedConfig, model: str, task: Task, iterations: int) -> Job:
+def job_of(config: ResolvedConfig, model: str, task: Task, iterations: int, device: Device, eager: bool) -> Job:
     """The same work for TRL."""
     return Job(
         model=str(Path(model).resolve()),
@@ -101,6 +118,8 @@ def job_of(config: ResolvedConfig, model: str, task: Task, iterations: int) -> J
         minibatches=config.learner.minibatches,
         policy_lr=config.learner.policy_lr,
         iterations=iterations,
+        device=device,
+        eager=eager,
     )
 
 
@@ -114,7 +133,8 @@ def started_trl(job: Job, folder: Path, processes: int) -> Iterator[Trl]:
         port = str(probe.getsockname()[1])
     # undo what `trainer.cluster` sets for our waiting threads
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
-    environment |= {"OMP_NUM_THREADS": str(CORES // processes), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment |= {"OMP_NUM_THREADS": str(CORES // processes), "HF_HUB_OFFLINE": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
 
     def _start(rank: int) -> "subprocess.Popen[str]":
@@ -157,6 +177,8 @@ def measure(
         for number in range(1, iterations + 1):
             ours.append(run_lap(run, number))
             of_trl.append(trl())
+            took, theirs = ours[-1].seconds.total, of_trl[-1].seconds
+            print(f"iteration {number}: {took:.1f} s, {ours[-1].tokens} tokens; TRL {theirs:.1f} s", flush=True)
     return Laps(ours[1:], of_trl[1:], memory.peak)
 
 
@@ -196,41 +218,57 @@ def profile(forms: Mapping[str, Laps], memory: bool) -> list[Check]:
     return checks
 
 
-def main(quick: bool, model: Path | None) -> None:
-    """Measure and write bench/results/loop.json, or loop-pretrained.json with a model."""
+def settled(device: Device, quick: bool, model: Path | None) -> tuple[dict[str, object], Forms, int]:
+    """The fields that change the recipe, our forms, and the iterations of each."""
     as_trl = {"replay.ratio": 0.0, "replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
-    starts = ARITHMETIC.rollout.starts if model is None else 8
-    fields: dict[str, object] = {"rollout.starts": starts // (4 if quick else 1), **as_trl}
-    pretrained = {} if model is None else {**PRETRAINED, "model.path": str(model.resolve())}
-    config, goals = recipe({**fields, **pretrained}), FORMS if model is None else PRETRAINED_FORMS
-    iterations = (3 if quick else 6) if model is None else (2 if quick else 4)
+    if model is None:
+        starts = ARITHMETIC.rollout.starts // (4 if quick else 1)
+        return {"rollout.starts": starts, **as_trl}, FORMS, 3 if quick else 6
+    common: dict[str, object] = {**as_trl, **PRETRAINED, "model.path": str(model.resolve())}
+    if device == "cpu":
+        return {**common, "rollout.starts": 2 if quick else 8}, PRETRAINED_FORMS, 2 if quick else 4
+    eager = {"rollout.engine_options": json.dumps({"enforce_eager": True})} if quick else {}
+    forms = dict(list(GPU_FORMS.items())[:1]) if quick else GPU_FORMS
+    return {**common, **ON_GPU, **eager}, forms, 3 if quick else 6
+
+
+def main(quick: bool, device: Device, model: Path | None) -> None:
+    """Measure and write bench/results/loop*.json. Raises ClusterError."""
+    card = device_name(device)
+    if device == "cuda" and model is None:
+        model = ROOT / MODEL
+    fields, goals, iterations = settled(device, quick, model)
+    config, trained = recipe(fields), "the demo's starter" if model is None else model.name
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = stack.enter_context(connect(config, "bench"))
         ready = stack.enter_context(open_model_and_task(config))
-        config = ready.config
-        job = job_of(config, ready.model, ready.task, len(goals) * iterations)  # alternates with each of our forms
+        config, rounds = ready.config, len(goals) * iterations  # TRL's alternate with each of our forms
+        job = job_of(config, ready.model, ready.task, rounds, device, quick and device == "cuda")
         trl = stack.enter_context(started_trl(job, folder / "trl", CORES if model is None else 1))
         forms = {
             form: measure(changed(config, fields), ready, device, folder, trl, iterations)
             for form, (_, fields) in goals.items()
         }
-    checks = [*compared(forms, goals), *profile(forms, memory=model is not None)]
+    checks = [*compared(forms, goals), *profile(forms, memory=model is not None and device == "cpu")]
     settings = {
-        "model": "the demo's starter" if model is None else model.name,
+        "model": trained,
         "iterations": iterations,
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,
         "engines": f"{config.rollout.actors} x {config.rollout.threads} threads",
         "ranks": f"{config.learner.ranks} x {config.learner.threads} threads",
         "cores": CORES,
-        "device": device,
+        "device": card,
     }
-    write("loop" if model is None else "loop-pretrained", checks, settings, quick=quick)
+    write(result_name("loop", device, model is not None), checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, device=True)
     parser.add_argument("--model", type=Path, help="the folder of a pretrained model, which is trained instead")
     given = parser.parse_args()
-    main(given.quick, given.model)
+    try:
+        main(given.quick, given.device, given.model)
+    except RetrospectError as error:
+        sys.exit(f"error: {error}")

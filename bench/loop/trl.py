@@ -3,8 +3,9 @@
     python -m bench.loop.trl FOLDER
 
 FOLDER contains `job.json` (see `Job`). For each line that it reads, it runs one iteration (generation, reward, all
-optimizer steps) and writes one line of JSON (see `TrlLap`). TRL generates with transformers here, because its vLLM
-modes need a GPU. It runs as WORLD_SIZE data-parallel processes; RANK 0 reads and answers.
+optimizer steps) and writes one line of JSON (see `TrlLap`). On CPU TRL generates with transformers, because its vLLM
+modes need a GPU; on a GPU with vLLM, colocated. It runs as WORLD_SIZE data-parallel processes; RANK 0 reads and
+answers.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +43,20 @@ class Job:
     minibatches: int  # optimizer steps per iteration
     policy_lr: float
     iterations: int
+    device: str = "cpu"
+    eager: bool = False  # on a GPU: vLLM without CUDA graphs and compilation
+
+
+ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+COLOCATED: dict[str, Any] = {
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_enable_sleep_mode": True,
+}
+"""On a GPU: weights in fp32, passes in bf16, generation by vLLM on the same GPU, which sleeps during the update."""
 
 
 def settings(job: Job, folder: Path, processes: int) -> Any:
@@ -58,11 +74,9 @@ def settings(job: Job, folder: Path, processes: int) -> Any:
         learning_rate=job.policy_lr,
         temperature=1.0,
         beta=0.0,
-        use_cpu=True,
+        **(ON_CPU if job.device == "cpu" else COLOCATED),
         ddp_backend="gloo" if processes > 1 else None,
         ddp_find_unused_parameters=False,
-        bf16=False,
-        gradient_checkpointing=False,
         dataloader_num_workers=0,
         save_strategy="no",
         report_to="none",
@@ -109,7 +123,7 @@ class Pace(TrainerCallback):  # type: ignore[misc]
 
 
 def trainer(job: Job, folder: Path, answers: Any) -> Any:
-    """A GRPO trainer for this job, on CPU in float32, which logs and saves nothing."""
+    """A GRPO trainer for this job, with weights in float32, which logs and saves nothing."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOTrainer
@@ -118,7 +132,11 @@ def trainer(job: Job, folder: Path, answers: Any) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     rows = Dataset.from_dict({"prompt": job.prompts, "reference": job.references})
-    model = AutoModelForCausalLM.from_pretrained(job.model)
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    if job.eager:
+        from trl.generation import vllm_generation
+
+        vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
     return GRPOTrainer(model, pace.reward, arguments, rows, processing_class=tokenizer, callbacks=[pace])
 
 

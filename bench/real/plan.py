@@ -98,6 +98,7 @@ ON: Mapping[str, Fields] = {
         "rollout.gpu_memory_share": 0.02,
         "rollout.engine_options": json.dumps({"enforce_eager": True, "kv_cache_memory_bytes": 2 * 2**30}),
         "rollout.max_running": 128,
+        "rollout.sleep": False,
     },
 }
 """Fields of a device. They set how fast a run is, not what it learns."""

@@ -40,7 +40,9 @@ def gpu_plan(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float
     learner = {"CUDA": CONTEXT_GIB} | _learner(config, info, critic)
     activations = {"activations": rank_memory(config, info, critic)["activations"]}
     copy = {"copy of the weights": _copy(config, info)}
-    engine = {"engine": config.rollout.gpu_memory_share * memory}
+    fixed = _fixed_cache(config)
+    share = config.rollout.gpu_memory_share * memory
+    engine = {"engine": share if fixed is None else ENGINE_GIB + weights / config.rollout.tensor_parallel + fixed}
     if not colocated(config, "cuda"):
         return {"engine": engine, "update": learner | activations, "broadcast": learner | copy}
     waiting = {"engine": ENGINE_GIB} if config.rollout.sleep else engine
@@ -50,6 +52,12 @@ def gpu_plan(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float
         "update": learner | activations | waiting,
         "broadcast": learner | copy | loading,
     }
+
+
+def _fixed_cache(config: ResolvedConfig) -> float | None:
+    """GiB of an engine's KV cache on each of its GPUs, if the recipe gives a size."""
+    given = config.rollout.engine_options.get("kv_cache_memory_bytes")
+    return None if given is None else float(given) / 2**30
 
 
 def _copy(config: ResolvedConfig, info: ModelInfo) -> float:
@@ -68,8 +76,10 @@ def _learner(config: ResolvedConfig, info: ModelInfo, critic: str) -> dict[str, 
 def cache_tokens(config: ResolvedConfig, info: ModelInfo, memory: float) -> int:
     """Tokens that the KV caches of an engine's GPUs of `memory` GiB hold."""
     gpus, size = config.rollout.tensor_parallel, SIZES[config.model.dtype]
-    room = gpus * (config.rollout.gpu_memory_share * memory - ENGINE_GIB) * 2**30 - info.parameters * size
-    return max(0, int(room / (2 * info.layers * info.key_value_width * size)))
+    room = gpus * (config.rollout.gpu_memory_share * memory - ENGINE_GIB) - info.parameters * size / 2**30
+    if (fixed := _fixed_cache(config)) is not None:
+        room = gpus * fixed
+    return max(0, int(room * 2**30 / (2 * info.layers * info.key_value_width * size)))
 
 
 def check_gpus(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float) -> None:

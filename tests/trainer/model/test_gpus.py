@@ -66,6 +66,12 @@ def test_a_share_that_is_given_stays_and_an_unknown_memory_is_not_planned() -> N
     assert planned(memory=0.0).rollout.gpu_memory_share == 0.4
 
 
+def test_a_cache_of_a_given_size_is_planned_as_it_is() -> None:
+    config = planned(rollout={"gpu_memory_share": 0.02, "engine_options": {"kv_cache_memory_bytes": 2 * 2**30}})
+    assert gpu_plan(config, BILLION, "shared", 80.0)["generate"]["engine"] == pytest.approx(2.0 + 16.0 + ENGINE_GIB)
+    assert cache_tokens(config, BILLION, 80.0) == 2 * 2**30 // 57_344
+
+
 def test_engines_of_an_asynchronous_run_have_their_own_gpus_and_never_sleep() -> None:
     config = planned(rollout={"max_staleness": 1})
     assert (config.rollout.sleep, config.rollout.gpu_memory_share) == (False, 0.85)
