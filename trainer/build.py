@@ -122,7 +122,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
-        found, notes = chosen(config, task, info)
+        found, notes = chosen(config, task, info, training)
         print(*(note.text for note in notes if training or note.audience == "everyone"), sep="\n", flush=True)
         canonical = config.replay.ratio > 0 and config.replay.canonical
         if canonical and all(problem.solution_ids is None for problem in task.train):
@@ -133,7 +133,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
         yield ModelAndTask(model, task, found)
 
 
-def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig, list[Note]]:
+def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -> tuple[ResolvedConfig, list[Note]]:
     """The configuration without `auto`, and notes about it. Raises ConfigError when the sizes contradict each other."""
     from tasks.kinds import prompt_warnings
 
@@ -143,7 +143,7 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[ResolvedConfig,
     check_context(found, info.context)
     check_judging_model(found)
     memory = (config.cluster.gpu_memory or machine.gpu_memory) if device == "cuda" else 0.0
-    found = planned_gpus(config, found, info, critic(found), memory)
+    found = planned_gpus(config, found, info, critic(found), memory, training)
     if not named_address(found.cluster):
         check_machine(found, machine, device)
     of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])

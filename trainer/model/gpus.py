@@ -18,9 +18,12 @@ Plan = Mapping[str, Mapping[str, float]]
 """GiB of each part by phase: on each GPU, or with GPUs of their own on an engine's and on a learner rank's."""
 
 
-def planned_gpus(asked: Config, found: ResolvedConfig, info: ModelInfo, critic: str, memory: float) -> ResolvedConfig:
+def planned_gpus(
+    asked: Config, found: ResolvedConfig, info: ModelInfo, critic: str, memory: float, training: bool = True
+) -> ResolvedConfig:
     """The configuration for GPUs of `memory` GiB (0: not known, then unchanged). An engine's `auto` share is what
-    the learner leaves. Raises ConfigError when the run does not fit. `critic`: separate, shared or none."""
+    the learner leaves. Raises ConfigError when the run does not fit; without `training` when its engines do not.
+    `critic`: separate, shared or none."""
     if not memory:
         return found
     if asked.rollout.gpu_memory_share is None and colocated(found, "cuda"):
@@ -30,7 +33,7 @@ def planned_gpus(asked: Config, found: ResolvedConfig, info: ModelInfo, critic: 
         share = math.floor(100 * (1.0 - SPARE - kept / memory)) / 100
         rollout = found.rollout.model_copy(update={"gpu_memory_share": min(SHARE_ALONE, max(0.01, share))})
         found = found.model_copy(update={"rollout": rollout})
-    check_gpus(found, info, critic, memory)
+    check_gpus(found, info, critic, memory, training)
     return found
 
 
@@ -82,10 +85,10 @@ def cache_tokens(config: ResolvedConfig, info: ModelInfo, memory: float) -> int:
     return max(0, int(room * 2**30 / (2 * info.layers * info.key_value_width * size)))
 
 
-def check_gpus(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float) -> None:
+def check_gpus(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float, training: bool) -> None:
     """Raises ConfigError for a phase that does not fit a GPU of `memory` GiB, or an engine that cannot hold one
     sequence."""
-    for phase, parts in gpu_plan(config, info, critic, memory).items():
+    for phase, parts in gpu_plan(config, info, critic, memory).items() if training else ():
         if (total := sum(parts.values())) > memory:
             raise ConfigError(
                 f"a GPU of {memory:.1f} GiB cannot hold the phase {phase}, {_sum(parts)} = {total:.1f} GiB: "

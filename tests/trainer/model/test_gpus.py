@@ -100,6 +100,17 @@ def test_what_cannot_fit_is_refused_with_the_fields_to_change(
         planned(memory, **sections)
 
 
+def test_an_evaluation_needs_room_for_its_engines_alone() -> None:
+    apart: dict[str, Any] = {"rollout": {}, "learner": {}, "cluster": {"colocate": False}}
+    asked = parse_config(PAIRS | apart, "test")
+    found, _ = resolved(asked, BILLION, TokenLimits(1024, 1024), 0, Machine(64, 1024.0), "cuda")
+    with pytest.raises(ConfigError, match="update"):  # 18 x 8 GiB of one model
+        planned_gpus(asked, found, BILLION, "shared", 80.0)
+    assert planned_gpus(asked, found, BILLION, "shared", 80.0, training=False) == found
+    with pytest.raises(ConfigError, match="KV cache"):
+        planned_gpus(asked, found, BILLION, "shared", 20.0, training=False)
+
+
 def test_check_plans_for_another_machine_from_config_json_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
