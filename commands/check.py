@@ -55,8 +55,8 @@ def check_recipe(options: Namespace) -> int:
         if options.offline:
             planned = planned_resources(config.cluster)
             check_resources(bundles, planned or demand(bundles))
-            print(*offline_plan(config, device), *idle_gpus(bundles, planned or demand(bundles)), sep="\n")
-            print(*plan_warnings(config), "offline: model, data and devices were not checked", sep="\n")
+            lines = [*offline_plan(config, device), *idle_gpus(bundles, planned or demand(bundles))]
+            print(*lines, *plan_warnings(config), "offline: model, data and devices were not checked", sep="\n")
             return 0
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
@@ -112,8 +112,10 @@ def idle_gpus(bundles: tuple[Bundle, ...], there: Resources) -> list[str]:
 def offline_plan(config: Config, device: str) -> list[str]:
     """The memory plan of the GPUs, from a config.json on this machine. Raises ConfigError when the run does not fit."""
     memory = config.cluster.gpu_memory or this_machine().gpu_memory
-    if device != "cuda" or not memory or config.model.path == "starter":
+    if device != "cuda" or config.model.path == "starter":
         return []
+    if not memory:
+        return ["memory plan: not made, because a GPU's memory is not known here; name it with --cluster.gpu_memory"]
     try:
         info = inspect_model(model_folder(config.model.path, "model.path"), alone=True)
     except ModelError as error:

@@ -12,8 +12,7 @@
 # and ends with status 0; raise the 600 if an update and a checkpoint take longer. `--resume RUN` continues it.
 # What the recipes need; put one line in the place of --nodes above (not run yet):
 ##SBATCH --nodes=1 --gpus-per-node=1 --cpus-per-task=16    gsm8k_qwen2.5_0.5b_24gb, gsm8k_qwen2.5_1.5b_lora_24gb, ..._80gb
-##SBATCH --nodes=1 --gpus-per-node=8 --cpus-per-task=80    gsm8k_qwen2.5_1.5b
-##SBATCH --nodes=2 --gpus-per-node=8 --cpus-per-task=80    math_qwen2.5_7b
+##SBATCH --nodes=1 --gpus-per-node=8 --cpus-per-task=80    gsm8k_qwen2.5_1.5b, math_qwen2.5_7b
 set -euo pipefail
 : "${SLURM_JOB_ID:?start this script with sbatch}"
 
