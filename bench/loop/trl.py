@@ -47,6 +47,7 @@ class Job:
     eager: bool = False  # on a GPU: vLLM without CUDA graphs and compilation
 
 
+GPU_ROWS = 32  # responses of one pass on a GPU: TRL keeps the logits of all their tokens
 ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
 COLOCATED: dict[str, Any] = {
     "bf16": True,
@@ -63,11 +64,13 @@ def settings(job: Job, folder: Path, processes: int) -> Any:
     """TRL's settings for this work."""
     from trl import GRPOConfig
 
-    size = job.starts * job.samples
+    minibatch = job.starts * job.samples // job.minibatches // processes
+    passes = 1 if job.device == "cpu" else max(1, minibatch // GPU_ROWS)  # of an optimizer step
     return GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=size // job.minibatches // processes,
-        steps_per_generation=job.minibatches,
+        per_device_train_batch_size=minibatch // passes,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=job.minibatches * passes,
         num_generations=job.samples,
         max_completion_length=job.max_response_tokens,
         max_steps=job.iterations * job.minibatches,
