@@ -27,6 +27,7 @@ from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
 from monitor.trackers import open_trackers
 from trainer import build, checkpoint
+from trainer.evaluation.files import lacks_evaluation
 from trainer.local import single_process
 from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
 from trainer.mirror import download, upload
@@ -89,6 +90,10 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
                 f"--resume: {run.path} has done {progress.iteration} iterations, more than run.iterations = "
                 f"{config.run.iterations}; raise it"
             )
+        if _is_finished(run, resumed, progress.iteration, config.run.iterations):
+            print(summary(read_run(run)))
+            print(f"{run.path} has finished its {progress.iteration} iterations; raise run.iterations to train on")
+            return run
         count = checkpoint.in_flight(progress)
         if local and count:
             raise ConfigError(
@@ -97,6 +102,12 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         write_atomically(run.config, dump_config(config))
         _run(config, run, resumed, local, callback)
     return run
+
+
+def _is_finished(run: RunDirectory, saved: Path, iteration: int, iterations: int) -> bool:
+    """Whether nothing is left to do after the checkpoint `saved`."""
+    lacks = lacks_evaluation(run.evaluations, iteration)
+    return iteration == iterations and not lacks and checkpoint.exported(run, saved)
 
 
 def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, callback: Callback | None) -> None:

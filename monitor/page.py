@@ -212,7 +212,7 @@ def _answers(item: RunFiles) -> list[tuple[str, ...]]:
 
 def _summary(item: RunFiles) -> tuple[str, ...]:
     last, scores = item.metrics[-1], item.evaluations
-    done = "finished" if last.iteration >= item.config.run.iterations else "unfinished"
+    done = "finished" if item.finished else "unfinished"
     held_out = f"{scores[0]['success']:.1%} → {scores[-1]['success']:.1%}" if scores else "-"
     seconds = sum(m.seconds.total for m in item.metrics)
     progress = f"{last.iteration} of {item.config.run.iterations}, {done}"

@@ -74,8 +74,9 @@ def _replay_line(item: RunFiles) -> list[str]:
 def summary(item: RunFiles) -> str:
     """The summary of a run: what changed, what it cost, where the results are, and the next commands."""
     run, metrics, iterations = item.run, item.metrics, item.config.run.iterations
-    last, unfinished = metrics[-1], metrics[-1].iteration < iterations
-    head = f"Run {run.name}: {last.iteration} iterations" + (f" of {iterations} (unfinished)" if unfinished else "")
+    last = metrics[-1]
+    unfinished = "" if item.finished else f" of {iterations} (unfinished)"
+    head = f"Run {run.name}: {last.iteration} iterations{unfinished}"
     lines = [head, ""]
     for caption, (first, final) in changes(item).items():
         lines.append(f"  {caption:<30} {first:6.3f} -> {final:6.3f}  ({final - first:+.3f})")
@@ -97,7 +98,7 @@ def summary(item: RunFiles) -> str:
         f"  report    {run.report}",
         f"  curves    {run.curves}",
         f"  numbers   {run.metrics}",
-        f"  policy    {run.policy}",
+        *([f"  policy    {item.policy}"] if item.policy else []),
         f"  watch     tensorboard --logdir {run.tensorboard}",
         f"  evaluate  {PROGRAM} evaluate {run.path}",
     ]

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.config import Config
 from core.errors import CheckpointError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
+from trainer.checkpoint import saved
 from trainer.metrics import IterationMetrics, read_metrics
 
 
@@ -19,6 +21,19 @@ class RunFiles:
     config: Config
     metrics: list[IterationMetrics]
     evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl, from iteration 0 on
+
+    @property
+    def finished(self) -> bool:
+        """Whether all iterations are done, and the last one is evaluated."""
+        last = self.metrics[-1].iteration
+        return last >= self.config.run.iterations and any(line["iteration"] == last for line in self.evaluations)
+
+    @property
+    def policy(self) -> Path | None:
+        """The newest policy: the final one, else that of the last checkpoint, if there is one."""
+        iteration = saved(self.run)
+        checkpoint = None if iteration is None else self.run.checkpoints / f"{iteration:06d}" / "policy"
+        return self.run.policy if self.finished else checkpoint
 
 
 class Answers(NamedTuple):
@@ -62,4 +77,4 @@ def series(item: RunFiles, name: str) -> dict[int, float]:
     values = {m.iteration: value for m in item.metrics if math.isfinite(value := getattr(m, name))}
     if name != "evaluation_success":
         return values
-    return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | values
+    return {line["iteration"]: line["success"] for line in item.evaluations} | values

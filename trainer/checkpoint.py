@@ -16,6 +16,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ logger = logging.getLogger("retrospect.checkpoint")
 DIGESTS = "digests.json"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SAID_FULL = (*map(os.strerror, FULL), "iostream error", "inline_container.cc")  # the last two are of torch.save
+WEIGHTS = re.compile(r"policy/[^/]*\.safetensors")
 REQUIRED = ("learner/learner.json", "policy/config.json", "progress.json")
 """Files of every complete checkpoint, besides those of the learner's ranks; other nodes may have written them."""
 
@@ -122,6 +124,14 @@ def check_digests(folder: Path) -> None:
     """Raises CheckpointError that names the first changed file. An older checkpoint has no digests."""
     if damage := _damage(folder):
         raise CheckpointError(f"{damage}; {_another(folder)}")
+
+
+def exported(directory: RunDirectory, folder: Path) -> bool:
+    """Whether the final policy is that of the checkpoint `folder`; False if an older checkpoint has no digests."""
+    digests = _read_json(folder / DIGESTS) if (folder / DIGESTS).exists() else {}
+    weights = {Path(name).name: digest for name, digest in digests.items() if WEIGHTS.match(name)}
+    files = [directory.policy / name for name in weights]
+    return bool(files) and all(file.is_file() and _digest(file) == weights[file.name] for file in files)
 
 
 def _damage(folder: Path) -> str:

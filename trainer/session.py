@@ -22,7 +22,13 @@ from core.run_directory import RunDirectory, keep_lines, write_atomically, write
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
 from trainer.collect import collect_metrics
-from trainer.evaluation.files import append_evaluation, evaluation_record, response_rows, write_responses
+from trainer.evaluation.files import (
+    append_evaluation,
+    evaluation_record,
+    lacks_evaluation,
+    response_rows,
+    write_responses,
+)
 from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
 from trainer.evaluation.table import evaluation_table
 from trainer.loop import iterate
@@ -141,17 +147,15 @@ class Training:
     stop: Interruption
     progress: RunProgress  # after the last complete iteration
     failed_judge: str = ""  # why the first response without a verdict has none; it is said once
+    evaluated: bool = True  # False: the evaluation of the last complete iteration was interrupted
 
     def finish(self) -> bool:
-        """All iterations that are left. False: `stop` ended them, and the last complete one is saved."""
+        """All iterations that are left, with their evaluations. False: `stop` ended them, and the last complete one is
+        saved."""
         self.stop.hold()
         last = self.session.schedule.iterations
         try:
-            if self.progress.iteration == 0:
-                with self.stop.interruptible():
-                    first = self._evaluate(0, PhaseClock(self.outputs.phase))
-                self.outputs.note(f"before training: {describe_evaluation(first)}")
-                self._note_sets(first)
+            self._catch_up()
             for number in range(self.progress.iteration + 1, last + 1):
                 self._iteration(number, PhaseClock(self.outputs.phase))
                 if number < last:
@@ -160,7 +164,20 @@ class Training:
             if self.progress.iteration:
                 self._save(f"ended after iteration {self.progress.iteration}; ")
             return False
-        return True
+        return self.evaluated
+
+    def _catch_up(self) -> None:
+        """The evaluation before the training, or that of the last complete iteration if it was interrupted."""
+        number, directory = self.progress.iteration, self.session.directory
+        if number and not (self.session.schedule.evaluates(number) and lacks_evaluation(directory.evaluations, number)):
+            return
+        with self.stop.interruptible():
+            found = self._evaluate(number, PhaseClock(self.outputs.phase))
+        if number:
+            checkpoint.name_best(directory, number, found.success)
+        when = f"after iteration {number}" if number else "before training"
+        self.outputs.note(f"{when}: {describe_evaluation(found)}")
+        self._note_sets(found)
 
     def _iteration(self, number: int, clock: PhaseClock) -> None:
         """One iteration, its evaluation, its report and its checkpoint. Raises ActorError or WeightError when engines
@@ -208,7 +225,8 @@ class Training:
         except (ActorError, WeightError) as error:
             return None, error
         except KeyboardInterrupt:
-            logger.warning("iteration %d is not evaluated: interrupted", report.iteration)
+            logger.warning("iteration %d is not evaluated: interrupted; a resume does it", report.iteration)
+            self.evaluated = False
             return None, None
 
     def _evaluate(self, number: int, clock: PhaseClock) -> Evaluation:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from core.errors import CheckpointError, ConfigError
 from core.interruption import INTERRUPTED
 from core.load import FIELDS, dump_config, load_config, override
 from core.run_directory import RunDirectory
+from tests.trainer.examples import iteration
 from trainer.checkpoint import RunProgress, write_digests
+from trainer.metrics import JsonlSink
 from trainer.model.files import model_of, run_of
 
 
@@ -183,6 +185,33 @@ def test_fewer_iterations_than_done_start_nothing(run: RunDirectory) -> None:
     with pytest.raises(ConfigError, match=r"mine .* 10 iterations.*run\.iterations = 9"):
         commands.resume(str(run.path), ["--run.iterations", "9"])
     assert run.config.read_text() == before
+
+
+def test_a_finished_run_is_not_started_again(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(commands, "_run", recorder(started))
+    folder = run.checkpoints / "000010"
+    (folder / "policy" / "model.safetensors").write_text("weights")
+    write_digests(folder)
+    with closing(JsonlSink(run.metrics)) as sink:
+        sink.write(iteration(10))
+    options = ["--run.iterations", "10"]
+    commands.resume(str(run.path), options)  # neither evaluated nor exported
+    evaluation = {"iteration": 10, "success": 0.5}
+    run.evaluations.write_text(json.dumps(evaluation) + "\n")
+    commands.resume(str(run.path), options)
+    run.policy.mkdir()
+    (run.policy / "model.safetensors").write_text("older weights")
+    commands.resume(str(run.path), options)
+    assert len(started) == 3
+    (run.policy / "model.safetensors").write_text("weights")
+    commands.resume(str(run.path), options)
+    assert len(started) == 3
+    assert "raise run.iterations" in capsys.readouterr().out
+    commands.resume(str(run.path), ["--run.iterations", "11"])
+    assert len(started) == 4
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

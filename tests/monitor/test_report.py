@@ -93,9 +93,23 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
     assert "not updated" not in text
     assert str(item.run.curves) in text
     assert "driver 0.8, learner 2.5\n" in text  # GiB
-    finished = summary(a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2))
-    assert "unfinished" not in finished
-    assert "--resume" not in finished
+    finished = a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2)
+    assert "2 iterations of 2 (unfinished)" in summary(finished)  # its last evaluation is missing
+    finished.evaluations.append({"iteration": 2, "success": 0.29, "low": 0.2, "high": 0.4, "problems": 3})
+    finished.evaluations[0] |= {"low": 0.1, "high": 0.2}
+    text = summary(finished)
+    assert "unfinished" not in text
+    assert "--resume" not in text
+    assert str(finished.run.policy) in text
+
+
+def test_the_policy_of_an_unfinished_run_is_that_of_its_last_checkpoint(tmp_path: Path) -> None:
+    item = a_run(tmp_path, iteration(1))
+    item.run.policy.mkdir()  # of before the run got more iterations
+    assert "  policy  " not in summary(item)
+    item.run.checkpoints.mkdir()
+    (item.run.checkpoints / "latest").write_text("000001")
+    assert f"policy    {item.run.checkpoints / '000001' / 'policy'}\n" in summary(item)
 
 
 def test_the_summary_counts_updates_that_did_not_happen(tmp_path: Path) -> None:

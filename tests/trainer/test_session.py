@@ -87,6 +87,7 @@ class Run:
     opened: list[int] = field(default_factory=list)
     stop: Interruption = field(default_factory=Interruption)
     done: bool = False
+    resumed: Path | None = None
 
     def iterate(self, _parts: Any, at: Progress, clock: PhaseClock, _stop: Interruption) -> Any:
         number = at.iteration
@@ -135,7 +136,7 @@ class Run:
         patch.setattr(checkpoint, "save", self.save)
         parts = Session(parts_of(self.engines), self.schedule, self.run, self.open_outputs)
         with self.stop.handled():
-            self.done = run_session(parts, None, self.stop)
+            self.done = run_session(parts, self.resumed, self.stop)
 
     @property
     def saved(self) -> list[int]:
@@ -276,6 +277,31 @@ def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.
         _evaluate=signalled,
     )
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
+
+
+def test_a_run_without_its_last_evaluation_is_not_finished_and_a_resume_makes_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(_training: Training, number: int, clock: PhaseClock) -> Any:
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return SimpleNamespace(success=0.25, sets={})
+
+    run = Run(RunDirectory.create(tmp_path, "r", "test"))
+    run.start(monkeypatch, lambda _, at, *__: report(at.iteration), _evaluate=signalled)
+    assert (run.done, run.saved, run.reports) == (False, [2, 3, 4], [1, 2, 3, 4])
+    assert not run.run.policy.exists()
+    monkeypatch.setattr(checkpoint, "continue_from", lambda *_: RunProgress(4, 0))
+    again = Run(run.run)
+    evaluated: list[int] = []
+    again.resumed = run.run.checkpoints / "000004"
+    again.start(
+        monkeypatch,
+        _evaluate=lambda _, number, __: evaluated.append(number) or SimpleNamespace(success=0.5, sets={}),
+    )
+    assert (again.done, again.saved, again.reports, evaluated) == (True, [], [], [4])
+    assert checkpoint.best(run.run) == checkpoint.Best(4, 0.5)
+    assert run.run.policy.exists()
 
 
 def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(

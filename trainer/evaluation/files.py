@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.records import Problem, Rollout
-from core.run_directory import write_atomically
+from core.run_directory import read_jsonl, write_atomically
 from trainer.evaluation.scores import Evaluation, Scores
 
 if TYPE_CHECKING:
@@ -116,3 +116,8 @@ def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
     """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"iteration": iteration, **evaluation_record(result)}) + "\n")
+
+
+def lacks_evaluation(path: Path, iteration: int) -> bool:
+    """Whether evaluations.jsonl has no line of this iteration."""
+    return all(line["iteration"] != iteration for line in read_jsonl(path))
