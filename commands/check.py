@@ -1,6 +1,5 @@
 """`launch.py check`: prints what follows from a recipe, and what was not checked. No actor or model is made."""
 
-import contextlib
 import math
 from argparse import Namespace
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
 from core.config import ClusterConfig, Config, every_source
-from core.errors import DataError, ModelError
+from core.errors import ModelError
 from core.load import dump_config
 from core.machine import this_machine
 from core.plan import (
@@ -30,7 +29,7 @@ from core.seeds import derive
 from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.limits import LONGEST_PROMPT, WITHOUT_SOLUTIONS, TokenLimits
-from tasks.problems import Item, Tokenizer, render_item
+from tasks.problems import Item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.synthetic.starter import CONTEXT, check_task
 from trainer.build import chosen
@@ -151,18 +150,17 @@ def check_model_and_data(config: Config) -> str:
     for label, _, source in every_source(config.task):
         of_source = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
         lines += [f"{label}: {len(of_source)} problems"] if label else []
-        lines.append(_first_prompt(of_source[0], task.tokenizer if task else None))
+        lines.append(_first_prompt(task.first_prompt(label) if task else None, of_source[0]))
         lines.append(check_judge(source, of_source, located(config.reward_model)))
     if task is None:
         check_task(config.task)
     return "\n".join(lines)
 
 
-def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
-    """The first prompt as the model reads it; without a tokenizer, or if that refuses it, its text."""
-    if tokenizer is not None:
-        with contextlib.suppress(DataError):  # listed with the bad rows
-            return f"first prompt, as the model reads it: {tokenizer.decode(render_item(tokenizer, item))!r}"
+def _first_prompt(read: str | None, item: Item) -> str:
+    """The first prompt as the model reads it; without a tokenizer the text of its item."""
+    if read is not None:
+        return f"first prompt, as the model reads it: {read!r}"
     if item.messages:
         return f"first prompt: {[asdict(message) for message in item.form.messages(item.messages)]}"
     return f"first prompt: {item.form.text(item.prompt)!r}"

@@ -79,7 +79,8 @@ class Problem:
     level: str = ""  # difficulty, for reports: "3 operations", "Level 5"
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
     source: str = ""  # label of its data set in a mixture
-    question: str = ""  # what a person reads: the prompt without template, system prompt and examples
+    # what a person reads: the prompt without template, system prompt and examples; with a world, as the model reads it
+    question: str = ""
     world: World | None = None  # if an environment answers the policy
     solution_mask: Flags | None = None  # [R] False where an environment wrote the canonical solution
 
@@ -204,6 +205,16 @@ class Rollout:
     def reward(self) -> float:
         """The sum of the continuation's rewards: the verdict's, and those of steps and turns."""
         return self.verdict.reward + (0.0 if self.step_rewards is None else float(self.step_rewards.sum()))
+
+    def text(self, decode: Callable[[IntArray], str]) -> str:
+        """The continuation for a person: what an environment wrote stands in <environment> ... </environment>."""
+        if self.generated.all():
+            return decode(self.tokens)
+        parts = np.split(self.tokens, np.flatnonzero(np.diff(self.generated)) + 1)  # the first is the policy's
+        return "".join(
+            f"<environment>{decode(part)}</environment>" if number % 2 else decode(part)
+            for number, part in enumerate(parts)
+        )
 
     def states(self, boundaries: Boundaries) -> IntArray:
         """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. An

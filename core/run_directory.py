@@ -235,7 +235,8 @@ def write_samples(
     problems: Mapping[str, Problem],
 ) -> Path:
     """Write SAMPLES responses of the iteration, replayed and fresh, solved and failed in turn; returns the file.
-    `tokens`: texts of the continuation's tokens; `values`: the critic's before each, null before an environment's."""
+    `continuation`: as `Rollout.text`; `tokens`: their texts; `values`: the critic's before each, null for an
+    environment's."""
     seen: Counter[tuple[bool, bool]] = Counter()
 
     def _place(item: Rollout) -> tuple[int, bool, bool]:
@@ -259,7 +260,7 @@ def _sample(item: Rollout, decode: Callable[[IntArray], str], problems: Mapping[
         "replayed": start.replayed,
         "prompt": problems[start.problem_id].question,
         "prefix": decode(start.prefix_ids),
-        "continuation": decode(item.tokens),
+        "continuation": item.text(decode),
         "finish": item.finish.name,
         "reward": item.reward,
         "correct": verdict.correct,

@@ -360,11 +360,11 @@ def encode_problems(
         (*items.left_out.bad_rows, *(row for _, row in bad)),
         sum(map(len, solutions.values())),
     )
-    problems = [[_problem(config, encoded, chosen) for encoded in part] for part in kept]
+    problems = [[_problem(config, tokenizer, encoded, chosen) for encoded in part] for part in kept]
     return Split(problems[0], problems[1], left_out, problems[2]), chosen
 
 
-def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:
+def _problem(config: TaskConfig, tokenizer: Tokenizer, encoded: _Encoded, limits: TokenLimits) -> Problem:
     item, ids = encoded.item, encoded.solution
     solution = None if ids is None or len(ids) > limits.response else np.array(ids, np.int32)
     return Problem(
@@ -374,7 +374,7 @@ def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Prob
         level=item.level,
         solution_ids=solution,
         source=item.source,
-        question=item.prompt,
+        question=item.prompt if item.world is None else str(tokenizer.decode(encoded.prompt)),
         world=item.world,
         solution_mask=item.solution_mask,
     )

@@ -90,7 +90,8 @@ class Task:
 
     def first_prompt(self, source: str) -> str:
         """The first prompt of a data set, as the model reads it. `source`: its label."""
-        return self.decode(next(problem.prompt_ids for problem in self._problems.values() if problem.source == source))
+        ids = next(problem.prompt_ids for problem in self._problems.values() if problem.source == source)
+        return str(self.tokenizer.decode(ids.tolist()))
 
     def check_starts(self, starts: Iterable[Start]) -> None:
         """Raises DataError when a start has the prompt of an evaluation problem, by the hash of its text.
@@ -130,7 +131,8 @@ class Task:
     def _case(self, judge: Judge, problem: Problem, rollout: Rollout, response: str) -> Case:
         """A response, with what the judge asks for."""
         asks = judge.asks
-        where, columns = json.loads(self._rows.get((problem.source, problem.question), '["", {}]'))
+        question = problem.question if problem.world is None else problem.world.prompt
+        where, columns = json.loads(self._rows.get((problem.source, question), '["", {}]'))
         ids = rollout.response_ids.tolist() if asks.ids or asks.query else []
         prompt = query = ""
         if asks.query:

@@ -190,6 +190,20 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
     }
 
 
+def test_a_sample_marks_what_the_environment_wrote(tmp_path: Path) -> None:
+    item = scored(0, replayed=False, correct=True)
+    mask, tokens = np.array([1, 0, 0, 1], np.bool_), np.arange(68, 72, dtype=np.int32)
+    episode = replace(item, tokens=tokens, mask=mask, values=np.zeros(4, np.float32))
+    path = write_samples(RunDirectory.create(tmp_path, "mine", "demo"), 1, [episode], to_text, ASKED)
+    sample = json.loads(path.read_text())
+    assert sample["continuation"] == "D<environment>EF</environment>G"
+    assert sample["tokens"] == ["D", "E", "F", "G"]
+
+
+def to_text(tokens: IntArray) -> str:
+    return "".join(map(chr, tokens))
+
+
 def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path) -> None:
     """Half a character in a reason, as a program raises it, and in a response."""
     task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)

@@ -292,13 +292,14 @@ def test_a_run_without_its_last_evaluation_is_not_finished_and_a_resume_makes_it
     assert (run.done, run.saved, run.reports) == (False, [2, 3, 4], [1, 2, 3, 4])
     assert not run.run.policy.exists()
     monkeypatch.setattr(checkpoint, "continue_from", lambda *_: RunProgress(4, 0))
-    again = Run(run.run)
+    again = Run(run.run, resumed=run.run.checkpoints / "000004")
     evaluated: list[int] = []
-    again.resumed = run.run.checkpoints / "000004"
-    again.start(
-        monkeypatch,
-        _evaluate=lambda _, number, __: evaluated.append(number) or SimpleNamespace(success=0.5, sets={}),
-    )
+
+    def evaluate(_training: Training, number: int, _clock: PhaseClock) -> Any:
+        evaluated.append(number)
+        return SimpleNamespace(success=0.5, sets={})
+
+    again.start(monkeypatch, _evaluate=evaluate)
     assert (again.done, again.saved, again.reports, evaluated) == (True, [], [], [4])
     assert checkpoint.best(run.run) == checkpoint.Best(4, 0.5)
     assert run.run.policy.exists()

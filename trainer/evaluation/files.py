@@ -55,7 +55,7 @@ def _row(item: Rollout, problem: Problem, task: Task) -> dict[str, object]:
         "prompt": problem.question,
         "reference": problem.reference,
         "sample": item.sample,
-        "response": task.decode(item.response_ids),
+        "response": item.text(task.decode),  # from the root: there is no prefix
         "truncated": item.finish.truncated,
         "reward": item.reward,
         "correct": item.verdict.correct,

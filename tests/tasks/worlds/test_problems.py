@@ -147,6 +147,8 @@ def test_worlds_that_begin_with_the_same_words_are_other_problems() -> None:
     settings = RolloutConfig(environment="tests.environments:Bad", environment_options={"where": "rules"})
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
     assert len({problem.prompt_ids.tobytes() for problem in (*task.train, *task.evaluation)}) == 1
+    read = TOKENIZER.decode(task.train[0].prompt_ids.tolist())
+    assert (task.first_prompt(""), task.train[0].question) == (read, read)  # and not the row
     task.check_starts(roots(task.train, 1, 0))
     with pytest.raises(DataError, match="evaluation problem"):
         task.check_starts(roots(task.evaluation, 1, 0))
