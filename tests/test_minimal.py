@@ -42,6 +42,7 @@ from trainer.run import Run, Sources
 ROOT = Path(__file__).parents[1]
 STANDARD = {"copy", "itertools", "math", "random", "typing"}
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
+LOGS: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}  # of unlikely tokens they are large
 REPLAY = ReplayConfig(ranking="tests.test_minimal:Plain", decay=1.0, per_problem=1000)
 
 
@@ -202,9 +203,9 @@ def check_update(ours: tuple[Any, ...], theirs: tuple[Any, ...], passes: int) ->
     own = int(written.sum())
     columns = credited.columns
     np.testing.assert_allclose(columns.advantages[:own], batch.advantages.numpy()[written], **CLOSE)
-    np.testing.assert_allclose(columns.reference[:own], batch.reference.numpy()[written], **CLOSE)
-    np.testing.assert_allclose(columns.proximal[:own], batch.proximal.numpy()[written], **CLOSE)
-    np.testing.assert_allclose(columns.proximal[own:], batch.proximal.numpy()[imitated], **CLOSE)
+    np.testing.assert_allclose(columns.reference[:own], batch.reference.numpy()[written], **LOGS)
+    np.testing.assert_allclose(columns.proximal[:own], batch.proximal.numpy()[written], **LOGS)
+    np.testing.assert_allclose(columns.proximal[own:], batch.proximal.numpy()[imitated], **LOGS)
     assert len(losses) == 2 * passes
     summed = np.array(found).reshape(passes, 2, -1).sum(axis=-1)  # over micro-batches
     np.testing.assert_allclose(summed, np.array(losses).reshape(passes, 2), **CLOSE)
