@@ -87,12 +87,17 @@ def check_options(config: RolloutConfig, device: str) -> None:
             )
 
 
-def check_sampling_values(options: Mapping[str, object]) -> None:
-    """Raises ConfigError for values that vLLM refuses. Another process imports vLLM, in about ten seconds."""
+def check_sampling_values(options: Mapping[str, object], budget: int | None) -> None:
+    """Raises ConfigError for values that vLLM refuses. Another process imports vLLM, in about ten seconds. `budget`:
+    most tokens of a response, if the recipe says it."""
     if importlib.util.find_spec("vllm") is None:
         return
     done = subprocess.run(
-        [sys.executable, "-c", _CONSTRUCT], input=json.dumps(options), capture_output=True, text=True, check=False
+        [sys.executable, "-c", _CONSTRUCT],
+        input=json.dumps({**options, "max_tokens": budget}),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["vLLM cannot be imported"])[-1]

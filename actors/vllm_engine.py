@@ -59,7 +59,7 @@ class VllmEngine(Engine):
         except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
             raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
-        self._extra = setup.sampling_extras(config.sampling_options, self._engine)
+        self._extra = setup.sampling_extras(config.sampling_options, config.max_response_tokens, self._engine)
         self._engine.set_weight_version("0")
         self._done: list[Continuation] = []
         self._scores: dict[str, FloatArray] = {}

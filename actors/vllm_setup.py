@@ -90,8 +90,9 @@ def engine_arguments(config: ResolvedRollout, device: str) -> dict[str, Any]:
     return common | {"gpu_memory_utilization": config.gpu_memory_share}
 
 
-def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
-    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that `engine` would refuse."""
+def sampling_extras(options: Mapping[str, Any], budget: int, engine: Any) -> dict[str, Any]:
+    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that `engine` would refuse for responses
+    of at most `budget` tokens."""
     if not options:
         return {}
     from pydantic import TypeAdapter
@@ -100,7 +101,7 @@ def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
 
     config = engine.vllm_config
     try:
-        params = TypeAdapter(SamplingParams).validate_python(dict(options))
+        params = TypeAdapter(SamplingParams).validate_python({**options, "max_tokens": budget})
         params.verify(
             config.model_config, config.speculative_config, config.structured_outputs_config, engine.tokenizer
         )

@@ -135,8 +135,12 @@ def check_model_and_data(config: Config) -> str:
         model, task = "starter, built at the first training run", None
         notes: list[Note] = []
     else:
-        task, info = load_task(config, model_folder(config.model.path, "model.path"))
+        path = model_folder(config.model.path, "model.path")
+        task, info = load_task(config, path)
         task.close()
+        from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
+
+        check_trainable(path)
         config, notes = chosen(config, task, info)
         model = (
             f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "

@@ -44,7 +44,7 @@ def check_surroundings(config: Config, local: bool = False) -> None:
         machine = this_machine()
         check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
     if options := config.rollout.sampling_options:
-        check_sampling_values(options)
+        check_sampling_values(options, config.rollout.max_response_tokens)
 
 
 def check_data(config: Config) -> None:

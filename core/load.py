@@ -23,43 +23,9 @@ from pydantic.fields import FieldInfo
 from core import PROGRAM, ROOT
 from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
+from core.meanings import MEANINGS, WITHOUT
 from core.sections.base import closest
 
-TRL_ARGUMENTS = "lr learning_rate epochs num_train_epochs batch_size per_device_train_batch_size max_length"
-MEANINGS: Mapping[str, str] = {
-    "sft.arguments": TRL_ARGUMENTS,
-    "reward_model.arguments": TRL_ARGUMENTS,
-    "run.iterations": "steps max_steps total_steps num_episodes total_epochs",
-    "run.root": "output_dir save_path ckpt_path default_local_dir",
-    "run.checkpoint_every": "save_steps save_freq save_every",
-    "model.path": "model pretrain model_name model_name_or_path",
-    "task.path": "dataset data prompt_data train_files",
-    "rollout.starts": "batch_size rollout_batch_size train_batch_size",
-    "rollout.samples": "n n_samples n_samples_per_prompt num_generations group_size",
-    "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len",
-    "rollout.max_response_tokens": (
-        "max_tokens max_new_tokens max_response_length max_completion_length generate_max_len"
-    ),
-    "rollout.gpu_memory_share": "gpu_memory_utilization",
-    "rollout.tensor_parallel": "tensor_parallel_size",
-    "rollout.actors": "num_engines vllm_num_engines workers num_workers",
-    "replay.ratio": "share fraction replay_ratio replay_share replay_fraction",
-    "algorithm.estimator": "advantage_estimator adv_estimator",
-    "algorithm.clip_low": "clip clip_ratio clip_range cliprange eps_clip epsilon",
-    "algorithm.kl_coefficient": "kl_coef init_kl_coef kl_loss_coef beta",
-    "algorithm.entropy_coefficient": "entropy_coef entropy_coeff",
-    "algorithm.policy_lambda": "lam lambd gae_lambda",
-    "learner.policy_lr": "lr learning_rate actor_lr actor_learning_rate policy_learning_rate",
-    "learner.value_lr": "critic_lr critic_learning_rate value_learning_rate",
-    "learner.epochs": "ppo_epochs num_ppo_epochs num_train_epochs max_epochs",
-    "learner.minibatches": "mini_batch_size ppo_mini_batch_size num_mini_batches",
-    "learner.micro_batch_tokens": "micro_batch_size micro_train_batch_size",
-    "learner.max_grad_norm": "max_norm grad_clip",
-    "evaluation.every": "eval_steps eval_every test_freq",
-    "monitor.sinks": "report_to logger loggers log_with use_wandb use_tensorboard",
-    "monitor.project": "wandb_project project_name experiment_name",
-}
-"""What OpenRLHF, verl, TRL and others call our fields."""
 RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
@@ -116,7 +82,8 @@ class OptionParser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 self.error(f"unexpected argument {name!r}")
             names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-            self.error(f"unknown option {name!r}; the nearest is '--{nearest(name.lstrip('-'), names, self._section)}'")
+            told = hint(name.lstrip("-"), names, self._section, "the nearest is '--{}'")
+            self.error(f"unknown option {name!r}; {told}")
         return known
 
     def error(self, message: str) -> NoReturn:
@@ -146,7 +113,7 @@ def overview() -> str:
 def explanation(section: str) -> str:
     """Type, meaning and default of every field of a section. Raises ConfigError when there is no such section."""
     if section not in Config.model_fields:
-        raise ConfigError(f"--help: no section {section!r}; the nearest is {nearest(section, Config.model_fields)!r}")
+        raise ConfigError(f"--help: no section {section!r}; {hint(section, Config.model_fields)}")
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Formatter)
     kind = Config.model_fields[section].annotation
     group = parser.add_argument_group(section, kind.__doc__ if kind else "")
@@ -172,12 +139,27 @@ def value_kind(field: FieldInfo) -> str:
     return next(KINDS[kind] for kind in (field.annotation, *choices) if kind in KINDS)
 
 
+def hint(name: str, names: Iterable[str], section: str = "", form: str = "the nearest is {!r}") -> str:
+    """What to write instead of an unknown name: the nearest of `names` in this form, or why there is none.
+
+    >>> hint("use_vllm", FIELDS), hint("foo", FIELDS)
+    ('leave it out: it is always so', 'no name resembles it (--help lists them)')
+    """
+    for end in _ends(name):
+        if why := next((why for why, words in WITHOUT.items() if end in words.split()), ""):
+            return f"leave it out: {why}"
+    found = nearest(name, names, section)
+    return form.format(found) if found else "no name resembles it (--help lists them)"
+
+
 def nearest(name: str, names: Iterable[str], section: str = "") -> str:
-    """The one of `names` that `name` means, or else the most similar. A name without a section is first looked up in
-    `section`.
+    """The one of `names` that `name` means, or else the most similar, or none. A name without a section is first looked
+    up in `section`.
 
     >>> nearest("replay.ratoi", FIELDS), nearest("learning_rate", FIELDS), nearest("lr", FIELDS, "sft")
     ('replay.ratio', 'learner.policy_lr', 'sft.arguments')
+    >>> nearest("actor_rollout_ref.actor.optim.lr", FIELDS), nearest("critic.optim.lr", FIELDS)
+    ('learner.policy_lr', 'learner.value_lr')
     """
     known = list(names)
     last = {full: full.rpartition(".")[2] for full in known}
@@ -193,7 +175,15 @@ def nearest(name: str, names: Iterable[str], section: str = "") -> str:
     dotted |= {full: full for full in known}
     own = {key.removeprefix(f"{section}."): full for key, full in dotted.items() if key.startswith(f"{section}.")}
     keys = rare | meant | usual | own | dotted
-    return keys[difflib.get_close_matches(name, keys, n=1, cutoff=0.0)[0]]
+    exact = next((keys[end] for end in _ends(name) if end in keys), "")
+    similar = difflib.get_close_matches(name, keys, n=1, cutoff=0.7)
+    return exact or (keys[similar[0]] if similar else "")
+
+
+def _ends(name: str) -> list[str]:
+    """The name, and what follows each of its dots: `a.b.c`, `b.c`, `c`."""
+    parts = name.lower().replace("-", "_").split(".")
+    return [".".join(parts[at:]) for at in range(len(parts))]
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -270,7 +260,7 @@ def explain(error: ValidationError) -> str:
         elif part := re.match(r"task\.(sources|eval_sets)\.[0-9]+\.", where):
             below = [name.removeprefix("task.") for name in FIELDS if name.startswith(("task.columns.", "task.code."))]
             names = [f"{part[0]}{field}" for field in (*PartConfig.model_fields, *below)]
-        return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
+        return f"unknown key {where!r}; {hint(where, names, form='the nearest valid name is {!r}')}"
     text, near = first["msg"].removeprefix("Value error, "), ""
     if first["type"] == "value_error" and isinstance(first["input"], Mapping | BaseModel):
         return text  # of several fields, which it names

@@ -41,9 +41,14 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def set_environment(variables: Mapping[str, str] = ENVIRONMENT) -> None:
-    """Set environment variables where the user has not. Call it before Ray or torch is imported."""
+    """Set environment variables where the user has not. Call it before Ray or torch is imported. No proxy is asked for
+    a server on this machine, such as a reward's."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if given != "*":
+        hosts = dict.fromkeys([*filter(None, given.split(",")), "localhost", "127.0.0.1", "0.0.0.0", "::1"])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends

@@ -28,7 +28,7 @@ from core.errors import ConfigError
 from core.imports import member, module_with
 from core.parts.judge import Asks, Case
 from core.records import Verdict
-from tasks.rewards.shapes import NOT_APPLIED, RewardFunction, read_shape
+from tasks.rewards.shapes import NOT_APPLIED, RewardFunction, plain_number, read_shape
 
 _OURS = (__file__, str(Path(__file__).with_name("rewards")), imports.__file__)
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
@@ -107,7 +107,7 @@ def _returned(result: object) -> object:
 
 def judge_one(verify: Callable[[], object], failed_reward: float) -> Verdict:
     """The verdict; `failed_reward` with the reason if the verifier raises or returns no finite reward. It may
-    return a Verdict, a bool or a number (correct when above 0)."""
+    return a Verdict, a bool or a number (correct when above 0), also of numpy, torch and the like."""
 
     def _failed(detail: str) -> Verdict:
         return Verdict(failed_reward, False, printable(detail), judge_failed=True)
@@ -116,8 +116,8 @@ def judge_one(verify: Callable[[], object], failed_reward: float) -> Verdict:
         result = verify()
         if result is NOT_APPLIED:
             return NOT_APPLIED
-        if isinstance(result, bool | int | float):
-            result = Verdict(float(result), result > 0, share=float(result) if 0.0 < result < 1.0 else None)
+        if (number := plain_number(result)) is not None:
+            result = Verdict(number, number > 0, share=number if 0.0 < number < 1.0 else None)
         if not isinstance(result, Verdict):
             return _failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
         steps = tuple((int(end), float(reward)) for end, reward in result.steps)

@@ -36,6 +36,20 @@ def chosen_limits(
     return TokenLimits(prompt, asked_response or max(2, min(wanted, context - prompt - 1)))
 
 
+def prompt_room(asked: AskedLimits, chosen: TokenLimits, context: int) -> str:
+    """How long a prompt may be, by which setting, and what to do if that is too short."""
+    if asked[0] is not None:
+        return f"rollout.max_prompt_tokens = {chosen.prompt}; raise it"
+    if asked[1] is not None and chosen.prompt == context - asked[1] - 1:
+        return (
+            f"the {max(0, chosen.prompt)} tokens that rollout.max_response_tokens = {asked[1]} leaves for them in a "
+            f"context of {context}; lower it"
+        )
+    return (
+        f"the {chosen.prompt} tokens that are kept by default in a context of {context}; set rollout.max_prompt_tokens"
+    )
+
+
 def _budget(solutions: Sequence[int]) -> int:
     if not solutions:
         return WITHOUT_SOLUTIONS

@@ -17,7 +17,7 @@ from core.errors import ConfigError, DataError
 from core.parts.judge import Asks
 from core.records import Flags, Problem, World
 from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
-from tasks.limits import AskedLimits, TokenLimits, chosen_limits
+from tasks.limits import AskedLimits, TokenLimits, chosen_limits, prompt_room
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
 Tokenizer = Any  # a `transformers` fast tokenizer (this module does not import transformers)
@@ -351,7 +351,7 @@ def encode_problems(
                 count, kind = sum(item.source == label for item in wanted), "evaluation" if index else "training"
                 raise DataError(
                     f"task {label or config.name}: all {count} {kind} prompts are longer than "
-                    f"rollout.max_prompt_tokens = {chosen.prompt}; raise it"
+                    + prompt_room(limits, chosen, context)
                 )
     left_out = LeftOut(
         items.left_out.duplicates,

@@ -100,12 +100,14 @@ def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> s
 
 
 def recognised(columns: Columns, rows: Sequence[Row | BadRow]) -> Columns:
-    """The columns, with the answer's where verl and TRL have it if the first row has none called `answer`."""
-    first = next((row for row in rows if not isinstance(row, BadRow)), {})
-    if columns.answer != Columns().answer or columns.answer in first:
+    """The columns, with the answer's where verl and TRL have it if no row has anything in one called `answer`."""
+    if columns.answer != Columns().answer:
         return columns
-    candidates = (columns.model_copy(update={"answer": name}) for name in ANSWERS)
-    return next((candidate for candidate in candidates if candidate.answer in with_fields(first, candidate)), columns)
+    for name in (columns.answer, *ANSWERS):
+        candidate = columns.model_copy(update={"answer": name})
+        if any(with_fields(row, candidate).get(name) is not None for row in rows if not isinstance(row, BadRow)):
+            return candidate
+    return columns
 
 
 def with_fields(row: Row, columns: Columns) -> Row:

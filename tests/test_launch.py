@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from core.config import Config
-from core.load import FIELDS, MEANINGS, dump_config, load_config
+from core.load import FIELDS, dump_config, load_config
+from core.meanings import MEANINGS, WITHOUT
 from core.run_directory import RunDirectory
 from launch import main
 from tests.trainer.examples import iteration
@@ -91,7 +92,7 @@ def test_an_unknown_option_names_the_nearest_of_the_same_meaning(typed: str, mea
 
 def test_other_names_of_a_field_name_one_that_exists() -> None:
     meanings = {name: words for name, words in MEANINGS.items() if not name.endswith(".arguments")}  # a mapping's keys
-    words = [word for names in meanings.values() for word in names.split()]
+    words = [word for names in (*meanings.values(), *WITHOUT.values()) for word in names.split()]
     assert set(MEANINGS) <= set(FIELDS)
     assert len(words) == len(set(words))
 

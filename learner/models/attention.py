@@ -167,9 +167,9 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    __: Tensor | None,
+    attention_mask: Tensor | None = None,  # noqa: ARG001 (some models pass it by name)
     *,
-    tree: Attention,
+    tree: Attention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **more: Any,
@@ -177,6 +177,8 @@ def _attention(
     """What a layer of transformers calls."""
     if more.get("softcap") is not None or more.get("s_aux") is not None:
         raise ValueError("attention over prefix trees has no soft cap and no sinks; choose another model")
+    if tree is None:
+        raise ValueError("the model's layers do not tell their attention of prefix trees; choose another model")
     return tree(query, key, value, scaling, sliding_window), None
 
 

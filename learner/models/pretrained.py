@@ -1,6 +1,8 @@
 """Policy and critic around Hugging Face models. Invariants: [B, T, V] logits never exist (states before
 scored tokens are projected, in chunks); a value is that of the state *before* a token; there is no dropout."""
 
+import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.auto_factory import _get_model_class
 
 from core.errors import ModelError, first_line
 from learner.models.adapters import Lora, add_adapters
@@ -145,16 +148,40 @@ def is_reward_model(config: PretrainedConfig) -> bool:
 def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None) -> PreTrainedModel:
     """A model of one of transformers' auto classes that reads lines of prefix trees, with adapters if asked for."""
     config = read_config(path)
+    _check_layers(kind, config, path)
     model = _pretrained(kind, what, path, {"config": config, "dtype": dtype, "attn_implementation": TREE})
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if not model._supports_attention_backend or layers - {"full_attention", "sliding_attention"}:
-        raise ModelError(
-            f"model.path {path}: the layers of {type(model).__name__} are not supported: every one must be an attention "
-            f"whose implementation transformers can exchange, because the learner reads prefix trees; choose another model"
-        )
     if lora is not None:
         add_adapters(model, lora)
     return model
+
+
+def check_trainable(path: str | Path) -> None:
+    """Raises ModelError as `load_policy` for a model that the learner does not support; no weights are read."""
+    _check_layers(AutoModelForCausalLM, read_config(path), path)
+
+
+def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:
+    """Raises ModelError unless all layers are attention over prefix trees."""
+    found = _get_model_class(config, kind._model_mapping) if type(config) in kind._model_mapping else None
+    if found is None:
+        return  # `_pretrained` says so
+    text = config.get_text_config()
+    other = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    code = inspect.getsource(sys.modules[found.__module__])
+    why = ""
+    if not found._supports_attention_backend:
+        why = "transformers cannot exchange its attention"
+    elif other:
+        why = f"it has layers of {', '.join(sorted(other))}"
+    elif getattr(text, "attn_logit_softcapping", None) is not None:
+        why = "attn_logit_softcapping bounds its attention scores"
+    elif "s_aux=" in code:
+        why = "its attention has sinks"
+    if why:
+        raise ModelError(
+            f"model.path {path}: {found.__name__} cannot be trained: {why}, and the learner reads prefix trees by an "
+            "attention of its own; choose another model (docs/sizing.md)"
+        )
 
 
 def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
@@ -183,5 +210,6 @@ def read_config(path: str | Path) -> PretrainedConfig:
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
         if name in _OUTPUT_TRANSFORMS and value not in (None, 1.0):
-            raise ModelError(f"model.path {path}: {name}={value} changes the logits after lm_head; not supported")
+            raise ModelError(f"model.path {path}: {name}={value} changes the logits after lm_head, which the learner does not; choose "
+                "another model (docs/sizing.md)")
     return config

@@ -14,6 +14,7 @@ from core.errors import DataError, first_line
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 _NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
 ROLES = tuple(_NAMES)
+NO_TEXT = "\ue000"  # a character for private use, with which no message begins
 _ROLE_OF = {name: role for role, name in _NAMES.items()}
 
 
@@ -116,8 +117,12 @@ def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> 
     for index, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        before = chat_text(tokenizer, messages[:index], where, reply=True)
         after = chat_text(tokenizer, messages[: index + 1], where, reply=False)
+        if index:
+            before = chat_text(tokenizer, messages[:index], where, reply=True)
+        else:  # a template refuses to render no message: what begins this one is the same for any content
+            other = chat_text(tokenizer, [Message("assistant", NO_TEXT)], where, reply=False)
+            before = other.partition(NO_TEXT)[0]
         if not (before.startswith(done) and after.startswith(before)):
             raise DataError(f"{where}: the chat template of the tokenizer rewrites earlier turns; use another template")
         ids += _ids(tokenizer, before[len(done) :])

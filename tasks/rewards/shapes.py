@@ -87,6 +87,17 @@ def read_shape(function: Callable[..., Any], path: str) -> RewardFunction:
     return _single(_called, asks, _ours, lambda result: result)
 
 
+def plain_number(value: object) -> float | None:
+    """A number of Python, numpy, torch, decimal, ..., an array of one; None for all else. An array of several raises.
+
+    >>> plain_number(True), plain_number("1"), plain_number(2j)
+    (1.0, None, None)
+    """
+    item = getattr(value, "item", None)
+    value = item() if callable(item) else value
+    return float(value) if hasattr(type(value), "__float__") else None  # type: ignore[arg-type]
+
+
 def _verl(case: Case) -> dict[str, Any]:
     """What verl's reward manager passes; the row's own gold answer may be more than a text."""
     row = case.columns
@@ -145,6 +156,6 @@ def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool
         results = list(runner.run(returned) if waits else returned)
         if len(results) != len(cases):
             raise ValueError(f"{len(results)} rewards for {len(cases)} completions")
-        return [NOT_APPLIED if result is None else float(result) for result in results]
+        return [NOT_APPLIED if result is None else result for result in results]
 
     return RewardFunction(asks, together=_many)

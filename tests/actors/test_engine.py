@@ -232,7 +232,7 @@ def test_a_response_that_repeats_itself_is_cut_and_counts_as_truncated(engines: 
         from actors.vllm_setup import sampling_extras
 
         given = {"repetition_detection": {"max_pattern_size": 4, "min_count": 3}} if on else {}
-        actor._engine._extra = sampling_extras(given, actor._engine._engine)
+        actor._engine._extra = sampling_extras(given, 12, actor._engine._engine)
 
     ray.get(engines[True].__ray_call__.remote(detect, True), timeout=60)
     try:

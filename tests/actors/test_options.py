@@ -16,6 +16,7 @@ from actors.options import (
     ENGINE_GPU_ONLY,
     SAMPLING,
     check_options,
+    check_sampling_values,
     check_training_options,
     class_fields,
     describe_options,
@@ -115,6 +116,13 @@ def test_what_the_engine_sets_cannot_be_set() -> None:
         assert set(options) <= set(class_fields(file, name))
 
 
+def test_values_are_tried_with_the_budget_of_a_response() -> None:
+    for options, budget in ({"min_tokens": 100}, 400), ({"min_tokens": 17, "top_k": 4}, None):
+        check_sampling_values(options, budget)
+    with pytest.raises(ConfigError, match="min_tokens"):
+        check_sampling_values({"min_tokens": 401}, 400)
+
+
 def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(engines: dict[bool, Any]) -> None:
     """Room for 12 tokens, and for 3 after a prefix of 9; at least 6 are asked for."""
     starts = [models.start(4, samples=16), models.start(5, prefix=9, samples=16)]
@@ -186,7 +194,7 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(engines: d
     def generate(actor: Any) -> tuple[list[Continuation], str, str]:
         engine = second(actor, str(old), config)
         with pytest.raises(ConfigError) as refused:
-            sampling_extras({"structured_outputs": {"regex": "[abc"}}, engine._engine)
+            sampling_extras({"structured_outputs": {"regex": "[abc"}}, 12, engine._engine)
         engine.add([Job(start, Sampling(1.0, 1.0, 12), samples)])
         while max(map(len, drawn(engine))) < 2:
             engine.step()

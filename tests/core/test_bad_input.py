@@ -294,6 +294,47 @@ TYPOS = [
     ("--report_to", "monitor.sinks"),
     ("--wandb_project", "monitor.project"),
     ("--logger", "monitor.sinks"),
+    ("--loss_agg_mode", "algorithm.aggregation"),
+    ("--actor_rollout_ref.actor.loss_agg_mode", "algorithm.aggregation"),
+    ("--loss_type", "algorithm.aggregation"),
+    ("--epsilon_high", "algorithm.clip_high"),
+    ("--actor_rollout_ref.actor.clip_ratio_high", "algorithm.clip_high"),
+    ("--epsilon", "algorithm.clip_low"),
+    ("--scale_rewards", "algorithm.estimator"),
+    ("--delta", "algorithm.dual_clip"),
+    ("--beta", "algorithm.kl_coefficient"),
+    ("--actor_rollout_ref.actor.kl_loss_type", "algorithm.kl_estimator"),
+    ("--algorithm.use_kl_in_reward", "algorithm.kl_placement"),
+    ("--algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient"),
+    ("--mask_truncated_completions", "algorithm.overlong"),
+    ("--num_iterations", "learner.epochs"),
+    ("--steps_per_generation", "learner.minibatches"),
+    ("--gradient_accumulation_steps", "learner.micro_batch_tokens"),
+    ("--actor_rollout_ref.actor.optim.lr", "learner.policy_lr"),
+    ("--critic.optim.lr", "learner.value_lr"),
+    ("--critic.model.path", "learner.value_path"),
+    ("--warmup_ratio", "learner.warmup_steps"),
+    ("--actor_rollout_ref.model.path", "model.path"),
+    ("--actor_rollout_ref.rollout.n", "rollout.samples"),
+    ("--actor_rollout_ref.rollout.val_kwargs.n", "evaluation.samples"),
+    ("--vllm_gpu_memory_utilization", "rollout.gpu_memory_share"),
+    ("--rollout.tensor_model_parallel_size", "rollout.tensor_parallel"),
+    ("--data.train_batch_size", "rollout.starts"),
+    ("--data.max_response_length", "rollout.max_response_tokens"),
+    ("--data.val_files", "task.eval_path"),
+    ("--data.prompt_key", "task.columns.prompt"),
+    ("--trainer.experiment_name", "run.name"),
+    ("--trainer.total_epochs", "run.iterations"),
+    ("--trainer.n_gpus_per_node", "learner.ranks"),
+    ("--reward_funcs", "task.reward"),
+    ("--reward_weights", "task.rewards"),
+    ("--custom_reward_function.path", "task.reward"),
+    ("--algorithm.filter_groups.enable", "rollout.resample"),
+    ("--importance_sampling_level", "algorithm.policy_loss"),
+    ("--vllm_importance_sampling_cap", "algorithm.importance_cap"),
+    ("--top_k", "rollout.sampling_options"),
+    ("--peft_config", "learner.lora_rank"),
+    ("--temperatur", "rollout.temperature"),
 ]
 
 
@@ -302,3 +343,21 @@ def test_a_typo_names_the_field_of_the_same_meaning(typed: str, meant: str) -> N
     with pytest.raises(RetrospectError) as error:
         override(Config(), [typed, "1"])
     one_line(error.value, f"the nearest is '--{meant}'")
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("--use_vllm", "always so"),
+        ("--data.trust_remote_code", "code of their own"),
+        ("--resume_from_checkpoint", "--resume RUN"),
+        ("--push_to_hub", "export"),
+        ("--logging_steps", "every iteration"),
+        ("--actor_rollout_ref.rollout.name", "vLLM generates"),
+        ("--gizmo_xyzzy", "no name resembles it"),
+    ],
+)
+def test_what_has_no_field_is_said(typed: str, why: str) -> None:
+    with pytest.raises(RetrospectError) as error:
+        override(Config(), [typed, "1"])
+    one_line(error.value, why)

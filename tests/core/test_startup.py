@@ -4,10 +4,11 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from urllib.request import proxy_bypass
 
 import pytest
 
-from core.startup import without_gc
+from core.startup import set_environment, without_gc
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,25 @@ def test_an_error_inside_leaves_the_collector_running() -> None:
     with pytest.raises(ImportError), without_gc():
         raise ImportError
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [("", False), ("*", True), ("10.0.0.7", False), ("judge.example,localhost", True), (".example", True)],
+)
+def test_a_server_on_this_machine_is_asked_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: str, own: bool
+) -> None:
+    for each in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv(name, given)
+    set_environment()
+    set_environment()
+    for host in ("localhost", "127.0.0.1:8000", "0.0.0.0:80"):
+        assert proxy_bypass(host)
+    assert bool(proxy_bypass("judge.example")) == own
 
 
 def test_at_its_end_a_process_frees_what_was_left_out() -> None:

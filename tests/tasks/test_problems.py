@@ -94,6 +94,33 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
         encode_problems(config, tokenizer, Items(given_items, [], LeftOut()), limits=TokenLimits(6, 6), context=8192)
 
 
+@pytest.mark.parametrize(
+    ("limits", "context", "named"),
+    [
+        ((None, 512), 512, r"the 0 tokens that rollout\.max_response_tokens = 512 .* of 512"),
+        ((None, 511), 512, r"the 0 tokens that rollout\.max_response_tokens = 511 .* of 512"),
+        ((None, 505), 512, r"the 6 tokens that rollout\.max_response_tokens = 505 .* of 512"),
+        ((None, 600), 512, r"the 0 tokens that rollout\.max_response_tokens = 600 .* of 512"),
+        ((6, 506), 512, r"rollout\.max_prompt_tokens = 6"),
+        ((None, None), 12, r"set rollout\.max_prompt_tokens"),
+        ((None, 4), 12, r"set rollout\.max_prompt_tokens"),
+    ],
+)
+def test_too_little_room_for_a_prompt_names_the_setting(
+    limits: tuple[int | None, int | None], context: int, named: str
+) -> None:
+    items = [Item(prompt, "1", form=PromptForm("Q: {prompt} A:")) for prompt in ("1", "12")]  # 7 and 8 tokens
+    with pytest.raises(DataError, match=named) as refused:
+        encode_problems(
+            TaskConfig(name="gsm8k", path="x"),
+            character_tokenizer(CHARACTERS),
+            Items(items, items, LeftOut()),
+            limits,
+            context,
+        )
+    assert "-" not in str(refused.value)
+
+
 def rendered(tokenizer: Tokenizer, template: str, question: str) -> str:
     form, _ = prompt_form(TaskConfig(name="gsm8k", template=template), ("question", "answer"))
     return str(tokenizer.decode(render_item(tokenizer, Item(question, "", form=form))))

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from core.config import Columns
 from core.errors import DataError
-from tasks.sources import _load_hub, load_rows, missing_column
+from tasks.sources import _load_hub, load_rows, missing_column, recognised
 
 ROWS = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer": "#### 4"}]
 
@@ -189,6 +190,39 @@ def test_another_format_is_refused_with_a_command_that_converts_it(name: str, tm
 def test_a_broken_first_line_is_no_csv(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('"question", "answer"\n{"a": 1}\n')
     assert "line 1: not valid JSON" in message(tmp_path / "rows.jsonl")
+
+
+VERL = {"data_source": "x", "prompt": [{"role": "user", "content": "1+1?"}]}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("rows", "column"),
+    [
+        ([{"reward_model": None}, {"reward_model": {"ground_truth": "1"}}], "reward_model.ground_truth"),
+        (
+            [{"reward_model": {"ground_truth": None}}, {"reward_model": {"ground_truth": "1"}}],
+            "reward_model.ground_truth",
+        ),
+        ([{"reward_model": None}] * 9 + [{"reward_model": {"ground_truth": "1"}}], "reward_model.ground_truth"),
+        ([{"ground_truth": None}, {"ground_truth": "1"}], "ground_truth"),
+        ([{"solution": None}, {"solution": "1"}], "solution"),
+        ([{"answer": None, "solution": None}, {"answer": None, "solution": "1"}], "solution"),
+        ([{"answer": None, "solution": "2"}, {"answer": "1", "solution": None}], "answer"),
+        ([{"answer": 0, "solution": "2"}], "answer"),
+        ([{"reward_model": None}], "answer"),
+    ],
+)
+def test_the_gold_answer_is_found_though_the_first_rows_have_none(
+    tmp_path: Path, rows: list[dict[str, object]], column: str, ending: str
+) -> None:
+    file = tmp_path / f"rows.{ending}"
+    whole = [VERL | row for row in rows]
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(whole), file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in whole))
+    assert recognised(Columns(), load_rows(str(file), "train")).answer == column
 
 
 def test_half_a_character_is_named_with_its_row(tmp_path: Path) -> None:

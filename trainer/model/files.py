@@ -184,7 +184,7 @@ def inspect_model(path: str, field: str = "model.path", alone: bool = False) -> 
         )
     config = _read(AutoConfig, path, field, local_files_only=alone)
     architecture = (getattr(config, "architectures", None) or [""])[0]
-    if "CausalLM" not in architecture:
+    if architecture not in causal_language_models():
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
     if not alone and folder.exists() and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
@@ -193,6 +193,16 @@ def inspect_model(path: str, field: str = "model.path", alone: bool = False) -> 
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"{field} = {path}: {architecture} is not supported: {first_line(error)}") from error
     return ModelInfo(architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **shape)
+
+
+def causal_language_models() -> set[str]:
+    """The architectures of text that transformers takes for causal language models, whatever their name
+    ("GPT2LMHeadModel")."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    every = {name for each in names for name in ((each,) if isinstance(each, str) else each)}
+    return {name for name in every if not name.endswith("ForConditionalGeneration")}  # these read pictures
 
 
 def _shape(config: Any) -> dict[str, Any]:

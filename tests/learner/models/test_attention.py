@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from bench.gpu.attention import CASES, MOST, errors
 from core.errors import ModelError
@@ -22,6 +22,7 @@ from learner.models.pretrained import (
     PolicyModel,
     SharedModel,
     ValueModel,
+    check_trainable,
     load_policy,
     load_shared,
     load_value,
@@ -189,8 +190,63 @@ def test_tokens_of_other_rows_are_unseen(tiny_model: Tiny) -> None:
     assert float((wrong - second)[2:].abs().max()) > 1e-3
 
 
-def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
-    config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
-    MambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="MambaForCausalLM"):
-        load_policy(tmp_path, torch.float32)
+REFUSED = [
+    ("mamba", {}, "MambaForCausalLM"),
+    ("falcon", {}, "FalconForCausalLM"),
+    ("bloom", {}, "BloomForCausalLM"),
+    ("stablelm", {}, "StableLmForCausalLM"),
+    ("gemma2", {}, "final_logit_softcapping"),
+    ("gemma2", {"final_logit_softcapping": None}, "attn_logit_softcapping"),
+    ("cohere", {}, "logit_scale"),
+    ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
+    ("gpt_oss", {}, "sinks"),
+    ("llama4_text", {}, "chunked_attention"),
+    ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv"),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "named"), REFUSED)
+def test_a_model_that_cannot_be_trained_is_refused_by_its_configuration(
+    tmp_path: Path, family: str, fields: dict[str, object], named: str
+) -> None:
+    CONFIG_MAPPING[family](**fields).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=named):
+        check_trainable(tmp_path)
+    with pytest.raises(ModelError, match=named):
+        load_policy(tmp_path, torch.float32)  # before it looks for the weights
+
+
+TRAINED = "gemma3_text gpt2 gpt_neox llama mistral mixtral olmo2 olmoe opt phi phi3 qwen3 qwen3_moe smollm3 starcoder2"
+
+
+@pytest.mark.parametrize("family", TRAINED.split())
+def test_families_of_models_read_prefix_trees_as_they_read_rows(tmp_path: Path, family: str) -> None:
+    usual = CONFIG_MAPPING[family]()
+    small: dict[str, object] = {name: size for name, size in SMALL.items() if hasattr(usual, name)}
+    if getattr(usual, "layer_types", None):
+        small["layer_types"] = [usual.layer_types[0], usual.layer_types[-1]]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING[family](**small), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model.save_pretrained(tmp_path)
+    check_trainable(tmp_path)
+    first = np.arange(3, 20, dtype=np.int32)
+    rows = [Row(first, 2), Row(np.concatenate([first[:7], np.array([50, 60, 40], np.int32)]), 3)]
+    with torch.no_grad():
+        found = load_policy(tmp_path, torch.float32)(line_on(micro_batch(rows), CPU), 1.0)[0]
+        read = [torch.log_softmax(model(torch.from_numpy(row.tokens[None].astype(np.int64))).logits[0], -1) for row in rows]
+    expected = [
+        float(logprobs[at - 1, int(row.tokens[at])])
+        for row, logprobs in zip(rows, read, strict=True)
+        for at in range(row.context, len(row.tokens))
+    ]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+SMALL = dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 64)
+SMALL |= dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), 32)
+SMALL |= dict.fromkeys(("num_attention_heads", "n_head", "num_experts", "num_local_experts"), 4)
+SMALL |= dict.fromkeys(("num_hidden_layers", "n_layer", "num_key_value_heads", "num_experts_per_tok"), 2)
+SMALL |= {"vocab_size": 64, "head_dim": 16, "query_pre_attn_scalar": 16, "bos_token_id": 1, "eos_token_id": 2}
+SMALL |= {"pad_token_id": 0, "max_position_embeddings": 128, "n_positions": 128}

@@ -98,6 +98,30 @@ def test_a_dialogue_that_the_template_refuses_is_named(tmp_path: Path, tokenizer
         encode_problems(config, tokenizer, Items(items, items, LeftOut()), limits=TokenLimits(90, 20), context=8192)
 
 
+@pytest.mark.parametrize(
+    ("template", "begins"),
+    [
+        (None, "\n\nAssistant: "),
+        (MARKED, "<assistant>"),
+        (MARKED.replace("m['content']", "m['content'] | trim"), "<assistant>"),
+        (
+            "{% if messages[0]['role'] != 'system' %}<system>Be kind\n{% endif %}" + MARKED,
+            "<system>Be kind\n<assistant>",
+        ),
+    ],
+)
+@pytest.mark.parametrize("said", ["Hello! You?", "assistant", "", "<"])
+def test_what_an_assistant_says_first_is_learned(
+    tokenizer: Tokenizer, template: str | None, begins: str, said: str
+) -> None:
+    tokenizer.chat_template = template
+    found = chat.encode_dialogue(tokenizer, [Message("assistant", said), *MESSAGES[2:]], "x")
+    assert tokenizer.decode(found.ids).startswith(f"{begins}{said}")
+    assert tokenizer.decode([found.ids[at] for at in found.learned]) == f"{said}{END if template else ''}Good{END}"
+    alone = chat.encode_dialogue(tokenizer, [Message("assistant", said)], "x")
+    assert tokenizer.decode([alone.ids[at] for at in alone.learned]) == f"{said}{END}"
+
+
 def test_tools_are_for_the_chat_template(tokenizer: Tokenizer) -> None:
     asked = [MESSAGES[0], Message("tools", '[{"name": "add"}]')]
     tokenizer.chat_template = "{{ tools[0].name }}" + MARKED

@@ -3,9 +3,13 @@
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
@@ -13,8 +17,10 @@ from core.load import parse_config
 from core.parts.judge import Asks, Case
 from core.records import Verdict
 from tasks.judge_pool import JudgePool
+from tasks.judge_worker import judge_cases, judge_one
 from tasks.judging import start_judge
 from tasks.problems import Item
+from tasks.rewards.shapes import read_shape
 
 HERE = "tests.tasks.rewards.published"
 
@@ -174,3 +180,46 @@ def test_only_the_columns_asked_for_are_kept() -> None:
     assert item.kept(Asks(every_column=True)) == row
     with pytest.raises(DataError, match=r"r: row 1 .*'levels' .*task\.reward.*'level'"):
         item.kept(Asks(["levels"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "reward"),
+    [
+        (np.isclose(1.0, 1.0), 1.0),
+        (np.False_, 0.0),
+        (np.float32(0.5), 0.5),
+        (np.float16(-2.0), -2.0),
+        (np.int64(3), 3.0),
+        (np.uint8(1), 1.0),
+        (np.array(0.25), 0.25),
+        (np.array([[0.25]]), 0.25),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([True]), 1.0),
+        (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 4), 0.25),
+    ],
+)
+def test_numbers_of_other_libraries_are_numbers_in_every_shape(given: Any, reward: float) -> None:
+    def ours(reference: str, response: str) -> Any:
+        return given
+
+    def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+        return given
+
+    def verl_mapping(data_source: str, solution_str: str, ground_truth: str) -> Any:
+        return {"score": given, "acc": np.bool_(reward > 0)}
+
+    def trl(completions: list[str], **_: Any) -> Any:
+        return [given]
+
+    for function in (ours, verl, verl_mapping, trl):
+        (verdict,) = judge_cases(read_shape(function, "mine:reward"), [Case("", "x")], -9.0)
+        assert (verdict.reward, verdict.correct, verdict.judge_failed) == (reward, reward > 0, False), function.__name__
+
+
+@pytest.mark.parametrize("given", [np.array([1.0, 2.0]), torch.ones(2), "1.0", 1j, np.complex64(1), np.nan, None, [1]])
+def test_what_is_no_number_fails_with_a_reason(given: Any) -> None:
+    verdict = judge_one(lambda: given, -9.0)
+    assert (verdict.reward, verdict.judge_failed) == (-9.0, True)
+    assert verdict.detail
