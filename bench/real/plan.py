@@ -75,6 +75,7 @@ HARD_FIELDS: Fields = {
     "replay.start_states": 8,
     "replay.schedule": "constant",
 }
+FEW_FIELDS: Fields = {**HARD_FIELDS, "task.min_operations": 1}
 CHAIN_FIELDS: Fields = {
     **HARD_FIELDS,
     "task.min_operations": 3,
@@ -135,6 +136,7 @@ DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
     "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
+    "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer={"dapo": 3, "paper": 3}),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "dose": Part("demo", DOSES, 3, HARD_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
