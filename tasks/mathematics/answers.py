@@ -21,6 +21,7 @@ _NUMBERS = re.compile(
     r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)-?(?:(?:[0-9]{1,3}(?:_[0-9]{3})+|[0-9][0-9,]*)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:e[-+]?[0-9]+)?(?:/[0-9]+)?(?!_?[0-9])"
 )
+_UNARY = re.compile(r"(?<![0-9a-zA-Z)}%.])(\s*)-[\s({]*(?=[0-9.])")
 _NO_VALUE = re.compile(r"not\b|\bless\b|\bmore\b|\bleast\b|\bmost\b|\\n[eo]|[<>≠]|\\[lg]e")
 _FORMULA = re.compile(r"\\(?!text)[a-zA-Z]|!")
 _SCALED = re.compile(r"\s*(?:\^|(?:k|hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)")
@@ -60,7 +61,7 @@ def gsm8k_value(text: str) -> str | None:
     """
     if len(text) > _LONG_LINE:
         return None
-    plain = plain_notation(text)
+    plain = _UNARY.sub(r"\1-", plain_notation(text))  # the sign may stand apart: - 42, -(42)
     numbers = list(_NUMBERS.finditer(plain))
     if len(numbers) != 1 or _NO_VALUE.search(plain[: numbers[0].start()].lower()) or _FORMULA.search(plain):
         return None

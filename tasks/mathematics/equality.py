@@ -14,15 +14,19 @@ _BASES = {
     "sixteen": "16",
 }  # fmt: skip
 _SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
-_RATIO = re.compile(r"([0-9]+)\s*:\s*([0-9]+)")
+_RATIO = re.compile(r"[0-9]+(?:\s*:\s*[0-9]+)+")
+_CLOCK = re.compile(r"[0-9]{1,2}(?:\s*:\s*[0-5][0-9])+")
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")
 _NEGATIVE = re.compile(r"(?<![a-zA-Z0-9])-(?=[\s({]*(?:\\text\s*\{\s*)?[0-9.])")
+_HYPHEN = re.compile(r"(?<=[a-zA-Z])-(?=[a-zA-Z])")
+_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
 _LONGEST = 2000  # most characters of an answer that is taken apart; longer ones are compared as texts
 _UNITS = (
     "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "in inch inche",
     "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute",
-    "h hr hour", "day", "week", "month", "year yr", "dollar", "cent", "mph", "l liter litre", "ml milliliter",
+    "h hr hour", "day", "week", "month", "year yr", "dollar usd", "cent", "mph", "l liter litre", "ml milliliter",
+    "celsius", "fahrenheit", "am a.m", "pm p.m",
 )  # fmt: skip
 _UNIT_NAMES = {name: number for number, names in enumerate(_UNITS) for name in names.split()}
 
@@ -107,23 +111,37 @@ def _same_single(gold: Single, answer: Single) -> bool:
         return first == second or (gold.percent != answer.percent and first == second * (100 if gold.percent else 0.01))
     ratios = _RATIO.fullmatch(gold.text), _RATIO.fullmatch(answer.text)
     if ratios[0] and ratios[1]:
-        return int(ratios[0][1]) * int(ratios[1][2]) == int(ratios[0][2]) * int(ratios[1][1])
-    if _WORD.search(gold.text) or _WORD.search(answer.text) or None not in ratios:
+        return _same_ratio(gold.text, answer.text)
+    if _WORD.search(gold.text) or _WORD.search(answer.text):
         return _words(gold) == _words(answer) != ""
     left, right = expression(gold.text), expression(answer.text)
     return left is not None and right is not None and same_value(left, right)
 
 
+def _same_ratio(gold: str, answer: str) -> bool:
+    """Whether two ratios differ by a factor only. What may be times of a clock, as 2:30 and 1:15, must be equal."""
+    first, second = (tuple(map(int, text.split(":"))) for text in (gold, answer))
+    if len(first) != len(second):
+        return False
+    if _CLOCK.fullmatch(gold) and _CLOCK.fullmatch(answer):
+        return first == second
+    return all(a * second[0] == b * first[0] for a, b in zip(first, second, strict=True))
+
+
 def _same_text(gold: str, answer: str) -> bool:
-    return "".join(gold.split()) == "".join(answer.split())
+    """Blanks do not count, but between two digits: 1 2 is not 12."""
+    return _BLANKS.sub("", gold.strip()) == _BLANKS.sub("", answer.strip())
 
 
 def _words(answer: Single) -> str:
+    """The words of an answer, without fonts, blanks and marks of a sentence. Signs and brackets of a formula stay."""
     if _COMPARES.search(answer.text):
         return ""
     text = _NEGATIVE.sub("minus", answer.text)
-    letters = re.sub(r"\\text|\\[a-zA-Z]+|[^a-zA-Z0-9]", "", text + answer.unit)
-    return letters.lower() if len(letters) > 1 else letters
+    text = _HYPHEN.sub("", re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)) + answer.unit
+    words = re.sub(r"[\s.,;:'\"!?{}$]|\\text", "", text)
+    words = words[1:-1] if re.fullmatch(r"\([^()]*\)", words) else words
+    return words.lower() if len(words) > 1 else words
 
 
 def _units_agree(gold: str, answer: str) -> bool:

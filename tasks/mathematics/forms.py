@@ -4,8 +4,11 @@ An inequality becomes the interval that it describes."""
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 
 from tasks.mathematics.notation import closing, plain_notation
+from tasks.mathematics.values import rational
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,37 @@ _SYMBOL = re.compile(
 _REALS = re.compile(
     r"\\mathbb\s*\{?R\}?|\\text\{\s*all real numbers\s*\}|all real numbers|\\R(?![a-zA-Z])", re.IGNORECASE
 )
+_PUNCTURED = re.compile(
+    rf"(?:{_REALS.pattern})\s*(?:\\(?:setminus|smallsetminus|backslash)|-)\s*\\\{{(.*)\\\}}", re.I | re.S
+)
+_NEGATED = re.compile(r"-\(\s*[0-9.][^()+-]*\)")  # -(864 \text{ inches})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _UNITS = (
     "cm|mm|km|kg|mg|ml|ft|feet|foot|in|inch|inches|yd|yards?|miles?|mi|meters?|metres?|grams?|liters?|litres?|hours?|hrs?|"
-    "minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?"
+    "minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?|"
+    "[ap]\\.?m\\b\\.?|[AP]\\.?M\\b\\.?"
+)
+_SCALES = {
+    **{"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
+    **{"tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000)},
+}
+_POWERS = {"squared": 2, "cubed": 3}
+_SCALED = re.compile(
+    rf"(?P<value>.*?[0-9}}])\s*(?P<text>\\text\s*\{{)?\s*(?P<word>{'|'.join((*_SCALES, *_POWERS))})s?(?![a-zA-Z])"
+    r"\s*(?P<rest>.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+_NO_UNIT = re.compile(
+    r"\b(?:pi|sqrt|mod|modulo|or|and|to|plus|minus|times|over|divided|by|of|log|ln|if|for|when|where|is|not|the|choose|"
+    r"base|percent|degrees?|half|halves|thirds?|fourths?|quarters?|fifths?)\b",
+    re.IGNORECASE,
+)
+_PLAIN_UNIT = re.compile(
+    r"(?P<value>-?[0-9][0-9.,/]*|.*\})\s+(?P<unit>[a-zA-Z]{2,}\.?(?:\s+[a-zA-Z]{2,}\.?|\s*/\s*[a-zA-Z]+)*|[a-zA-Z]+\s*/\s*[a-zA-Z]+)"
+)
+_TEXT_UNITS = re.compile(
+    r"(?P<value>.*?[0-9}])\s*(?P<unit>(?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*(?:\{\s*-?[0-9]+\s*\}|[0-9]))?\s*(?:\\cdot|/)?\s*)+)",
+    re.DOTALL,
 )
 _UNIT = re.compile(
     rf"(?P<value>.*?[0-9a-zA-Z}}\)!%])\s*(?:\\text\{{\s*(?P<text>[a-zA-Z][a-zA-Z "
@@ -80,6 +110,8 @@ def read_form(answer: str) -> Form:
 
 
 def _read(text: str) -> Form:
+    if (rays := _punctured(text)) is not None:
+        return rays
     text = _unwrapped(_REALS.sub(r"(-\\infty ,\\infty )", text).strip())
     matrix = _matrix(text)
     if matrix is not None:
@@ -106,6 +138,8 @@ def _unwrapped(text: str) -> str:
             text.startswith("(") and text.endswith(")") and len(_split(text[1:-1], ",")) == 1 and _encloses(text)
         ):
             text = text[1:-1].strip()
+        elif _NEGATED.fullmatch(text):
+            text = f"-{text[2:-1].strip()}"
         else:
             return text
 
@@ -154,20 +188,39 @@ def _relation(text: str) -> Form | None:
         return Equation(member[1].strip(), (_read(member[2].strip()),), assigns=True)
     unequal = re.fullmatch(r"(.*?)\\ne(?![a-zA-Z])(.*)", text, re.DOTALL)
     if unequal and _SYMBOL.fullmatch(unequal[1].strip()) and unequal[2].strip():
-        point = _read(unequal[2].strip())
-        rays = Group("(", ")", (Single(r"-\infty"), point)), Group("(", ")", (point, Single(r"\infty")))
-        return Equation(unequal[1].strip(), (Group("union", "", rays),), assigns=True)
+        return Equation(unequal[1].strip(), (_without_points([unequal[2].strip()]),), assigns=True)
     return _interval(_BETWEEN.split(text))
+
+
+def _punctured(text: str) -> Group | None:
+    r"""`\mathbb{R} \setminus \{a, b\}` as a union of intervals; None for anything else."""
+    match = _PUNCTURED.fullmatch(text.strip())
+    return _without_points([part.strip() for part in _split(match[1], ",;")]) if match and match[1].strip() else None
+
+
+def _without_points(points: list[str]) -> Group:
+    """The real numbers without some points. Points that are not plain numbers stay in their order."""
+    values = [rational(point) for point in points]
+    if all(value is not None for value in values):
+        points = [point for _, point in sorted(zip(values, points, strict=True))]  # type: ignore[type-var]
+    ends = [Single(r"-\infty"), *map(_read, points), Single(r"\infty")]
+    return Group("union", "", tuple(Group("(", ")", pair) for pair in pairwise(ends)))
 
 
 def _equation(sides: list[str]) -> Equation:
     if not _SYMBOL.fullmatch(sides[0]) and _SYMBOL.fullmatch(sides[-1]):
         sides.reverse()  # 3 = x
-    named = re.search(r"[a-zA-Z]", re.sub(r"\\(?:frac|sqrt|cdot|pi|times)", "", sides[0])) is not None
+    if not _has_letters(sides[0]) and _has_letters(sides[-1]):
+        sides.reverse()  # 4 = x^2 + y^2
+    named = _has_letters(sides[0])
     name = sides[0].replace(" ", "") if named else ""
     return Equation(
         name, tuple(_read(side) for side in (sides[1:] if named else sides)), bool(_SYMBOL.fullmatch(sides[0]))
     )
+
+
+def _has_letters(side: str) -> bool:
+    return re.search(r"[a-zA-Z]", re.sub(r"\\(?:frac|sqrt|cdot|pi|times)", "", side)) is not None
 
 
 def _is_interval(form: Form) -> bool:
@@ -217,7 +270,9 @@ def _plus_minus(text: str) -> Group | None:
 
 def _single(text: str) -> Single:
     percent = text.endswith("%")
-    text = text.removesuffix("%").strip()
+    text = _unscaled(text.removesuffix("%").strip())
+    if (other := _with_other_unit(text, percent)) is not None:
+        return other
     match = _UNIT.fullmatch(text)
     if not match or not (re.search("[0-9]", match["value"]) or match["value"].endswith(("}", "!"))):
         return Single(text, "", percent)
@@ -226,3 +281,24 @@ def _single(text: str) -> Single:
     if value.endswith("%"):
         value, percent = value[:-1].strip(), True
     return Single(value, unit.strip().lower() + (f"^{match['power']}" if match["power"] else ""), percent)
+
+
+def _unscaled(text: str) -> str:
+    r"""`5 \text{ million people}` as `5000000 \text{people}`, and `3 \text{ squared}` as `9`."""
+    match = _SCALED.fullmatch(text)
+    value = rational(match["value"].strip()) if match else None
+    if match is None or value is None:
+        return text
+    word = match["word"].lower()
+    value = value ** _POWERS[word] if word in _POWERS else value * _SCALES[word]
+    rest = match["rest"] if not match["text"] else f"\\text{{{match['rest']}" * (match["rest"].strip() != "}")
+    return f"{value} {rest}".strip()
+
+
+def _with_other_unit(text: str, percent: bool) -> Single | None:
+    """A number with a unit of several parts, or of words outside of `\\text`; None for anything else."""
+    match = _PLAIN_UNIT.fullmatch(text) or _TEXT_UNITS.fullmatch(text)
+    if match is None or rational(match["value"].strip()) is None or _NO_UNIT.search(match["unit"]):
+        return None
+    unit = re.sub(r"\\text|\\cdot|[{}\s]+", " ", match["unit"])
+    return Single(match["value"].strip(), " ".join(unit.split()).lower(), percent)

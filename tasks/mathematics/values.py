@@ -13,6 +13,7 @@ _PLAIN = re.compile(
 )
 _NUMBER = r"-?[0-9]*\.?[0-9]+"
 _PART = rf"(?:\{{\s*({_NUMBER})\s*\}}|([0-9]))"  # of a fraction: a number in braces, or a digit
+_THIN = re.compile(r"(?<![0-9])\\,|\\,(?![0-9])|\\,(?=[0-9]{3}(?![0-9]))")  # blanks; 1\,2 is not 12
 _FRACTION = re.compile(rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*{_PART}\s*{_PART}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))")
 _MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
@@ -28,6 +29,11 @@ _LAZY = re.compile(
     r")(?![a-zA-Z]))*"
 )
 """Text whose commands the parser reads without evaluating their arguments; `\\gcd` and others it evaluates."""
+_BINOMIAL = re.compile(r"\\binom|\\choose")
+_SMALL_BINOMIAL = re.compile(
+    r"\\binom\s*(?:\{\s*[0-9a-z+\- ]{1,8}\s*\}|[0-9a-z])\s*(?:\{\s*[0-9a-z+\- ]{1,8}\s*\}|[0-9a-z])"
+)
+"""The parser computes a binomial at once, so its numbers are bounded in the text."""
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
 _MOST_DIGITS = 3000  # of a plain number; a longer one is not read. With an exponent of 999 Python still prints it.
 _LONGEST = 500  # most characters of an expression that is parsed: the time grows fast with the length
@@ -43,7 +49,7 @@ def number(answer: str) -> Decimal | None:
     >>> number("$1,080"), number("-3.50"), number("1.5e3"), number("1,2"), number("x+1")
     (Decimal('1080'), Decimal('-3.50'), Decimal('1.5E+3'), None, None)
     """
-    text = answer.strip().replace("\\!", "").replace("\\,", "").replace("\\$", "$").replace("\\%", "%")
+    text = _THIN.sub("", answer.strip().replace("\\!", "")).replace("\\$", "$").replace("\\%", "%")
     negative = text.startswith("-")
     text = text.removeprefix("-").removeprefix("+").strip().removeprefix("$").removesuffix("$").removesuffix("%")
     text = text.strip().removesuffix(".")
@@ -102,6 +108,8 @@ def expression(text: str) -> Any:
     if _nested(text) > _DEEPEST or len(text) > _LONGEST or re.search(r"[0-9] +[0-9]", text):
         return None  # the parser adds numbers that stand side by side
     if _TOWER.search(text) or not _LAZY.fullmatch(text):
+        return None
+    if _BINOMIAL.search(_SMALL_BINOMIAL.sub("", text)) or re.search(r"\\binom[^\\]*[0-9]{5,}", text):
         return None
     text = re.sub(r"([0-9]{4,})\s*!", r"k_{\1}", text)  # a symbol for a large factorial
     text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)  # the parser misreads `\frac \pi4`,
@@ -186,7 +194,10 @@ def _value_at(value: Any, symbols: list[Any], point: float, precision: int = _PR
 
     at = sympy.Float(point, precision)  # the symbols' values are no multiples of each other
     places = {symbol: at * (1 + sympy.Rational(k, 7)) + k * at**2 / 3 for k, symbol in enumerate(symbols)}
-    numeric = value.evalf(precision, subs=places)
+    try:
+        numeric = value.evalf(precision, subs=places)
+    except (ArithmeticError, ValueError, TypeError, RecursionError):  # a floor of what has too many digits
+        return None
     if not numeric.is_number or numeric.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or numeric.atoms(sympy.Function):
         return None
     return numeric
