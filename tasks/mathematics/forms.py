@@ -70,7 +70,7 @@ _UNITS = (
     "minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?|"
     "[ap]\\.?m\\b\\.?|[AP]\\.?M\\b\\.?"
 )
-_SCALES = {
+_SCALES: dict[str, Fraction | int] = {
     **{"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
     **{"tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000)},
 }
