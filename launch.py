@@ -6,18 +6,38 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from commands.boundary import printable_output, status_of
 from core import PROGRAM
-from core.errors import ConfigError, RetrospectError
+from core.errors import ConfigError
 from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
 HELP = f"""
 Every field of the configuration is an option: `{PROGRAM} COMMAND --help`.
-`--version` prints what is installed."""
+`--version` prints what is installed; `--traceback` shows where an error came from."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; returns the exit status: 0 done, 2 a user error, 130 interrupted."""
+    """Run a command; returns the exit status: 0 done, 1 a defect, 2 a user error, 130 interrupted. `--traceback` lets
+    an exception through."""
+    printable_output()
+    given = [argument for argument in arguments if argument != "--traceback"]
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        resumes = given[:1] == ["train"]
+        hint = f"; `{PROGRAM} train --resume RUN` continues from the last checkpoint" if resumes else ""
+        print(f"interrupted{hint}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if len(given) < len(arguments):
+            raise
+        return status_of(error)
+
+
+def _run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         from commands.options import overview
 
@@ -30,24 +50,16 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        from commands.options import COMMANDS, read_options
+    from commands.options import COMMANDS, read_options
 
-        if name not in COMMANDS:
-            (near,) = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
-            raise ConfigError(f"unknown command {name!r}; the nearest is {near!r} (of {', '.join(COMMANDS)})")
-        options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
-        set_environment()
-        with without_gc():
-            command = COMMANDS[name].load()
-        return command(options)
-    except RetrospectError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        hint = f"; `{PROGRAM} train --resume RUN` continues from the last checkpoint" if name == "train" else ""
-        print(f"interrupted{hint}", file=sys.stderr)
-        return INTERRUPTED
+    if name not in COMMANDS:
+        (near,) = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
+        raise ConfigError(f"unknown command {name!r}; the nearest is {near!r} (of {', '.join(COMMANDS)})")
+    options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
+    set_environment()
+    with without_gc():
+        command = COMMANDS[name].load()
+    return command(options)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a signal handler)

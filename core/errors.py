@@ -1,5 +1,5 @@
 """Errors that a user can act on: one line that names the field, file or actor and what to do. `launch.py` prints the
-line (without a traceback) and exits with status 2. Any other exception is a bug and keeps its traceback."""
+line and exits with status 2. Of any other exception it prints a line, too (`commands/boundary.py`)."""
 
 
 class RetrospectError(Exception):
