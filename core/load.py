@@ -23,11 +23,13 @@ from pydantic.fields import FieldInfo
 from core import PROGRAM, ROOT
 from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
+from core.machine import read_whole
 from core.meanings import MEANINGS, WITHOUT
 from core.sections.base import closest
 
 RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""
+LARGEST_RECIPE = 16 * 2**20  # bytes
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
@@ -203,7 +205,7 @@ def load_config(path: Path | str) -> Config:
     """The configuration of a YAML file over the defaults. A path such as configs/demo.yaml that does not exist here is
     looked for in the project's own folder. Raises ConfigError, naming the nearest of an unknown key."""
     try:
-        text = (Path(path) if Path(path).exists() else ROOT / path).read_text(encoding="utf-8")
+        text = read_whole(Path(path) if Path(path).exists() else ROOT / path, LARGEST_RECIPE).decode("utf-8")
     except OSError as error:
         raise ConfigError(
             f"--config {path}: {error.strerror}; give a YAML file such as configs/arithmetic.yaml"

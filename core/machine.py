@@ -1,7 +1,9 @@
 """What the machine of this process has."""
 
+import errno
 import importlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -13,6 +15,7 @@ from typing import Any
 import psutil
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """What Linux calls a CPU's instructions for bfloat16, without which it computes several times slower than float32."""
 
@@ -31,8 +34,26 @@ class Machine:
 def this_machine() -> Machine:
     """The machine of this process."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
-    memory = psutil.virtual_memory().total / 2**30
+    memory = min([psutil.virtual_memory().total, *_limits()]) / 2**30
     return Machine(os.cpu_count() or 1, memory, gpus, _gpu_memory() if gpus else 0.0, _has_bfloat16())
+
+
+def _limits() -> list[int]:
+    """Bytes that the control group of a container may have, if it is limited."""
+    found = [Path(place).read_text(encoding="ascii").strip() for place in CGROUPS if os.path.isfile(place)]
+    return [int(limit) for limit in found if limit.isdecimal()]
+
+
+def read_whole(file: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises OSError, also for pipes and devices, which may have
+    no end."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as handle:
+        about = os.fstat(handle.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "a pipe or a device, and no file", str(file))
+        if about.st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most / 2**20:,.0f} MiB", str(file))
+        return handle.read()
 
 
 @cache

@@ -88,7 +88,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """An existing run. Raises CheckpointError when `path` is none."""
-        path = path.expanduser().resolve()
+        path = Path(os.path.realpath(path.expanduser()))  # `resolve` raises at a loop of links
         if not (path / "config.yaml").is_file():
             raise CheckpointError(f"{path} is not a run (no config.yaml in it); name a run directory such as runs/NAME")
         if not (path / "config.yaml").read_bytes().strip():

@@ -5,7 +5,9 @@ Invariant: every failure is one line that names the file (and line) and the reme
 """
 
 import difflib
+import errno
 import gzip
+import io
 import json
 import re
 import shlex
@@ -18,6 +20,7 @@ from typing import Any
 
 from core.config import Columns
 from core.errors import DataError, first_line
+from core.machine import read_whole, this_machine
 
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
@@ -78,7 +81,7 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
     rows: Sequence[Row | BadRow]
     if place.is_dir():
         rows = [row for file in _split_files(place, split) for row in _load_file(file)]
-    elif place.is_file() or _format(place) in READERS:
+    elif place.exists() or _format(place) in READERS:
         rows = _load_file(place)
     else:
         rows = _load_hub(path, split)
@@ -170,7 +173,7 @@ def _load_file(file: Path) -> Sequence[Row | BadRow]:
 
 def _read_jsonl(file: Path) -> list[Row | BadRow]:
     rows: list[Row | BadRow] = []
-    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    data = _content(file)
     _check_lines(file, data)
     for line_number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -193,6 +196,19 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
                 row = None
             rows.append(row if isinstance(row, dict) else BadRow(where, why))
     return rows
+
+
+def _content(file: Path) -> bytes:
+    """The bytes of a file, unpacked. A small gzip file may unpack to more than the machine has. Raises OSError."""
+    most = int(this_machine().memory * 2**30 / 4)
+    data = read_whole(file, most)
+    if file.suffix != ".gz":
+        return data
+    with gzip.open(io.BytesIO(data)) as packed:
+        data = packed.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"unpacks to more than {most / 2**30:.1f} GiB, a quarter of this machine's memory")
+    return data
 
 
 def _is_cut_character(row: Row) -> bool:

@@ -3,9 +3,12 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from core import machine
 from core.child import ChildProcess
 from core.machine import Memory, largest, peak_memory
 
@@ -32,3 +35,22 @@ def test_a_child_that_has_ended_has_no_memory() -> None:
 def test_the_largest_of_several_processes() -> None:
     assert largest([Memory(3, 0), Memory(1, 2)]) == Memory(3, 2)
     assert largest([]) == Memory()
+
+
+def test_a_container_has_what_its_control_group_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, limit = machine.this_machine().memory, tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CGROUPS", (str(limit), str(tmp_path / "none")))
+    limit.write_text(f"{2**30}\n", encoding="ascii")
+    assert machine.this_machine().memory == 1.0
+    limit.write_text("max\n", encoding="ascii")
+    assert machine.this_machine().memory >= whole
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.write_bytes(b"12345")
+    assert machine.read_whole(file, 5) == b"12345"
+    for place, most in ((pipe, 5), (Path("/dev/zero"), 5), (file, 4)):
+        with pytest.raises(OSError, match=str(place)):
+            machine.read_whole(place, most)
