@@ -18,13 +18,20 @@ _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _HASHES = re.compile(r"####(.*)")
 _WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
 _NUMBERS = re.compile(
-    r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)-?(?:(?:[0-9]{1,3}(?:_[0-9]{3})+|[0-9][0-9,]*)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)(?<!\^\{-)(?<!\^-)(?:(?:[0-9]{1,3}(?:_[0-9]{3})+|[0-9][0-9,]*)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:e[-+]?[0-9]+)?(?:/[0-9]+)?(?!_?[0-9])"
 )
-_UNARY = re.compile(r"(?<![0-9a-zA-Z)}%.])(\s*)-[\s({]*(?=[0-9.])")
+_DRESS = re.compile(r"(?:[\s({\[$|*_`'\"“]|\\text|\b(?:usd|us|rs|eur|gbp)\b\.?)+$", re.IGNORECASE)
+"""What may stand between a sign and its number."""
+_BEFORE_SIGN = re.compile(r"(?:^|[=:;≈]|\\approx|\b(?:is|are|was|equals?|be|by|of|at|to|about))$", re.IGNORECASE)
+_BELOW = re.compile(r"[^0-9]*\bbelow zero\b", re.IGNORECASE)
+_OF_SIGN = re.compile(r"(?<!non-)(?<!non )\b(?:minus|negative)\b", re.IGNORECASE)
 _NO_VALUE = re.compile(r"not\b|\bless\b|\bmore\b|\bleast\b|\bmost\b|\\n[eo]|[<>≠]|\\[lg]e")
 _FORMULA = re.compile(r"\\(?!text)[a-zA-Z]|!")
-_SCALED = re.compile(r"\s*(?:\^|(?:k|hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)")
+_SCALED = re.compile(
+    r"\s*(?:\\text\s*\{\s*)?(?:\^|(?:k|bn|mln|(?:ten|hundred|thousand|million|billion|trillion)(?:th)?s?|dozens?|lakhs?|"
+    r"crores?|gross|squared|cubed)\b)"
+)
 _LONG_LINE = 500  # most characters after `####` in which a number is looked for
 _FLOAT_DIGITS = 15  # a decimal gold answer with so many digits is a rounded float, as in GSM-Hard
 
@@ -56,19 +63,39 @@ def boxed_answer(text: str) -> str | None:
 def gsm8k_value(text: str) -> str | None:
     r"""The one number in what follows `####`, among words, units and emphasis; None if there is not exactly one.
 
-    >>> [gsm8k_value(text) for text in ("18 dollars", "**18**", "€18.50 in total", "x = 18 m^2", "1 or 2", "not 18")]
-    ['18', '18', '18.50', '18', None, None]
+    >>> [gsm8k_value(text) for text in ("18 dollars", "**18**", "€18.50 in total", "x = - 18 m^2", "1 or 2", "not 18")]
+    ['18', '18', '18.50', '-18', None, None]
     """
     if len(text) > _LONG_LINE:
         return None
-    plain = _UNARY.sub(r"\1-", plain_notation(text))  # the sign may stand apart: - 42, -(42)
+    plain = plain_notation(text)
     numbers = list(_NUMBERS.finditer(plain))
-    if len(numbers) != 1 or _NO_VALUE.search(plain[: numbers[0].start()].lower()) or _FORMULA.search(plain):
+    if len(numbers) != 1:
         return None
-    if _SCALED.match(plain.lower(), numbers[0].end()):
+    before, after = plain[: numbers[0].start()], plain[numbers[0].end() :]
+    sign = _sign(before, after)
+    if sign is None or _NO_VALUE.search(before.lower()) or _FORMULA.search(plain) or _SCALED.match(after.lower()):
         return None  # 18 million is not 18
-    value = numbers[0][0].removesuffix(",")
+    value = sign + numbers[0][0].removesuffix(",")
     return value if rational(value) is not None else None
+
+
+def _sign(before: str, after: str) -> str | None:
+    """The sign of a number between two texts: '-' or ''; None where a dash may also join words, as in `Total - 18`.
+
+    >>> [_sign(text, "") for text in ("-", "x = - ", "-$(", "Total: ", "Total -", "Total - ", "x-")]
+    ['-', '-', '-', '', '-', None, None]
+    """
+    dressed = _DRESS.sub("", before)
+    if _BELOW.match(after):
+        return None if dressed.endswith("-") else "-"
+    if not dressed.endswith("-"):
+        return None if _OF_SIGN.search(f"{before} {after}") else ""
+    words = dressed[:-1]
+    close = before.endswith("-") and words[-1:].isspace()  # Total -18
+    if close or _BEFORE_SIGN.search(_DRESS.sub("", words)):
+        return "-"
+    return None
 
 
 def gsm8k_answer(response: str) -> str | None:

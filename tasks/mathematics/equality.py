@@ -3,9 +3,13 @@ names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; not
 bounded (`values.py`)."""
 
 import re
+from itertools import pairwise
+from typing import NamedTuple
 
 from tasks.code.compare import pair_off
+from tasks.mathematics.characters import plain_characters
 from tasks.mathematics.forms import Equation, Form, Group, Single, read_form
+from tasks.mathematics.units import cents, units_agree
 from tasks.mathematics.values import expression, number, proportional, rational, same_value
 
 _BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{\s*(?:\\text\{)?([0-9a-z]+)\}?\s*\}|([0-9]+)))?")
@@ -14,27 +18,29 @@ _BASES = {
     "sixteen": "16",
 }  # fmt: skip
 _SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
-_RATIO = re.compile(r"[0-9]+(?:\s*:\s*[0-9]+)+")
-_CLOCK = re.compile(r"[0-9]{1,2}(?:\s*:\s*[0-5][0-9])+")
+_RATIO = re.compile(r"([0-9]{1,30})((?:\s*:\s*[0-9]{1,30})+)")
+_CLOCK = re.compile(
+    r"([0-9]{1,2})(?:\s*:\s*([0-5][0-9])(?:\s*:\s*([0-5][0-9]))?)?\s*"
+    r"(?:(?:\\text\s*\{)?\s*([ap])\.?\s*m\.?\s*\}?)?",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")
-_NEGATIVE = re.compile(r"(?<![a-zA-Z0-9])-(?=[\s({]*(?:\\text\s*\{\s*)?[0-9.])")
-_HYPHEN = re.compile(r"(?<=[a-zA-Z])-(?=[a-zA-Z])")
-_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
+_IN_TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
+_BARE_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{4,}")
+_HYPHEN = re.compile(r"(?<=[a-zA-Z]{2})-(?=[a-zA-Z]{2})")
+_OPERATES = re.compile(
+    r"[-+*/^_=|]|\\(?!angle|triangle|overline|overrightarrow|vec|[lc]?dots|bar|hat|prime|infty)[a-zA-Z]+"
+)
+_BLANKS = re.compile(r"(?<![0-9.]) | (?![0-9.])")
+_INSIDE_NUMBER = re.compile(r"(?<=[0-9])(?:\s+|[.,:/])(?=[0-9])")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
 _LONGEST = 2000  # most characters of an answer that is taken apart; longer ones are compared as texts
-_UNITS = (
-    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "in inch inche",
-    "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute",
-    "h hr hour", "day", "week", "month", "year yr", "dollar usd", "cent", "mph", "l liter litre", "ml milliliter",
-    "celsius", "fahrenheit", "am a.m", "pm p.m",
-)  # fmt: skip
-_UNIT_NAMES = {name: number for number, names in enumerate(_UNITS) for name in names.split()}
 
 
 def same_answer(gold: str, answer: str) -> bool:
     """Whether two answers, written without `####` or box, mean the same. Currency, degree and percent signs are
     ignored, and so are a unit or a base that only one of the two writes."""
-    gold, answer = gold.strip(), answer.strip()
+    gold, answer = plain_characters(gold).strip(), plain_characters(answer).strip()
     if _same_text(gold, answer):
         return True
     if max(len(gold), len(answer)) > _LONGEST:
@@ -102,59 +108,95 @@ def _same_group(gold: Group, answer: Group) -> bool:
 
 
 def _same_single(gold: Single, answer: Single) -> bool:
-    if not _units_agree(gold.unit, answer.unit):
+    times = _clock(gold), _clock(answer)
+    if times[0] and times[1]:
+        return _same_time(times[0], times[1])
+    money = cents(gold.unit), cents(answer.unit)
+    first, second = rational(gold.text), rational(answer.text)
+    if money[0] and money[1] and money[0] != money[1]:
+        return first is not None and second is not None and first * money[0] == second * money[1]
+    if not units_agree(gold.unit, answer.unit):
         return False
     if _same_text(gold.text, answer.text):
         return True
-    first, second = rational(gold.text), rational(answer.text)
     if first is not None and second is not None:
         return first == second or (gold.percent != answer.percent and first == second * (100 if gold.percent else 0.01))
     ratios = _RATIO.fullmatch(gold.text), _RATIO.fullmatch(answer.text)
     if ratios[0] and ratios[1]:
-        return _same_ratio(gold.text, answer.text)
-    if _WORD.search(gold.text) or _WORD.search(answer.text):
+        return not any(time and time.certain for time in times) and _same_ratio(gold.text, answer.text)
+    if _WORD.search(gold.text) or _WORD.search(answer.text) or None not in ratios:
+        if _OPERATES.search(_without_text(gold.text)) or _OPERATES.search(_without_text(answer.text)):
+            return _same_formula(gold.text, answer.text)
         return _words(gold) == _words(answer) != ""
     left, right = expression(gold.text), expression(answer.text)
     return left is not None and right is not None and same_value(left, right)
 
 
 def _same_ratio(gold: str, answer: str) -> bool:
-    """Whether two ratios differ by a factor only. What may be times of a clock, as 2:30 and 1:15, must be equal."""
     first, second = (tuple(map(int, text.split(":"))) for text in (gold, answer))
-    if len(first) != len(second):
+    return len(first) == len(second) and all(
+        a * d == b * c for (a, b), (c, d) in zip(pairwise(first), pairwise(second), strict=True)
+    )
+
+
+class _Time(NamedTuple):
+    hour: int
+    minutes: tuple[int, int]  # and seconds
+    half: str  # a or p, '' for none
+    certain: bool  # no ratio looks like it
+
+
+def _clock(answer: Single) -> _Time | None:
+    """The time of a clock, with minutes or a half of the day; None for anything else, such as `3:4` and `30:45`."""
+    match = _CLOCK.fullmatch(f"{answer.text} {answer.unit}".strip())
+    if match is None or not (match[2] or match[4]) or int(match[1]) > 24:
+        return None
+    half, minute = (match[4] or "").lower(), match[2] or "00"
+    return _Time(int(match[1]), (int(minute), int(match[3] or 0)), half, bool(half) or minute[0] == "0")
+
+
+def _same_time(gold: _Time, answer: _Time) -> bool:
+    if gold.minutes != answer.minutes:
         return False
-    if _CLOCK.fullmatch(gold) and _CLOCK.fullmatch(answer):
-        return first == second
-    return all(a * second[0] == b * first[0] for a, b in zip(first, second, strict=True))
+    if bool(gold.half) == bool(answer.half):
+        return gold.half == answer.half and (
+            gold.hour == answer.hour or (bool(gold.half) and (gold.hour - answer.hour) % 12 == 0)
+        )
+    halved, other = (gold, answer) if gold.half else (answer, gold)
+    return other.hour in (halved.hour, halved.hour % 12 + (12 if halved.half == "p" else 0))
 
 
 def _same_text(gold: str, answer: str) -> bool:
-    """Blanks do not count, but between two digits: 1 2 is not 12."""
-    return _BLANKS.sub("", gold.strip()) == _BLANKS.sub("", answer.strip())
+    return _close(gold) == _close(answer)
+
+
+def _close(text: str) -> str:
+    """Without blanks but those inside numbers: `1 2` is not 12."""
+    return _BLANKS.sub("", " ".join(text.split()))
+
+
+def _without_text(text: str) -> str:
+    return _HYPHEN.sub("", _IN_TEXT.sub("w", text))
+
+
+def _same_formula(gold: str, answer: str) -> bool:
+    r"""Whether formulas over words are the same, such as `\frac{\text{distance}}{\text{time}}`: a word is a symbol."""
+    names: dict[str, int] = {}
+
+    def _symbol(word: re.Match[str]) -> str:
+        letters = re.sub("[^a-z0-9]", "", word[0].removeprefix(r"\text").lower())
+        return f" w_{{{names.setdefault(letters, len(names))}}} "
+
+    texts = [_BARE_WORD.sub(_symbol, _IN_TEXT.sub(_symbol, text)) for text in (gold, answer)]
+    first, second = map(expression, texts)
+    if first is None or second is None:
+        return _close(texts[0]) == _close(texts[1])
+    return same_value(first, second)
 
 
 def _words(answer: Single) -> str:
-    """The words of an answer, without fonts, blanks and marks of a sentence. Signs and brackets of a formula stay."""
     if _COMPARES.search(answer.text):
         return ""
-    text = _NEGATIVE.sub("minus", answer.text)
-    text = _HYPHEN.sub("", re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)) + answer.unit
-    words = re.sub(r"[\s.,;:'\"!?{}$]|\\text", "", text)
-    words = words[1:-1] if re.fullmatch(r"\([^()]*\)", words) else words
-    return words.lower() if len(words) > 1 else words
-
-
-def _units_agree(gold: str, answer: str) -> bool:
-    r"""Whether two units may be the same: units that are not known, such as `ways`, are ignored."""
-    if not gold or not answer:
-        return True
-    (first, power), (second, other) = (_unit(unit) for unit in (gold, answer))
-    return power == other and (first is None or second is None or first == second)
-
-
-def _unit(unit: str) -> tuple[int | None, str]:
-    base, _, power = unit.partition("^")
-    for words, meant in (("square ", "2"), ("sq. ", "2"), ("sq ", "2"), ("cubic ", "3"), ("cu. ", "3"), ("cu ", "3")):
-        if base.startswith(words):
-            base, power = base.removeprefix(words), meant
-    return _UNIT_NAMES.get(base.strip(" ."), _UNIT_NAMES.get(base.strip(" .").removesuffix("s"))), power or "1"
+    text = _INSIDE_NUMBER.sub("_", answer.text)
+    letters = re.sub(r"\\text|\\[a-zA-Z]+|[^a-zA-Z0-9_]", "", text + answer.unit)
+    return letters.lower() if len(letters) > 1 else letters

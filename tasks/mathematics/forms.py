@@ -1,14 +1,15 @@
 r"""The form of an answer: an expression, words, or a list, set, tuple, interval, union, matrix of such, perhaps named.
-Pure text, no values. Invariant: brackets are part of the form, so a tuple is no set and an open interval no closed one.
+Values count only where they decide the form.
+Invariant: brackets are part of the form, so a tuple is no set and an open interval no closed one.
 An inequality becomes the interval that it describes."""
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tasks.mathematics.notation import closing, plain_notation
-from tasks.mathematics.values import rational
+from tasks.mathematics.units import scale, split_unit
+from tasks.mathematics.values import approximate, rational
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ _MATRIX_BRACKETS = re.compile(
 _AND = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?\s*|\s*,?\s+(?:and|or)\s+|(?<=[0-9}]),?\s*(?:and|or)\s*(?=[-0-9\\])|\\(?:vee|lor)(?![a-zA-Z])"
 )
+_OPTION = re.compile(
+    r"[(\[]?\s*([A-Z])\s*[)\].:]|\\text\{\s*(?:[Oo]ption|[Cc]hoice)\s*\(?([A-Z])\)?\s*\}"
+)  # of a question with several answers
 _BETWEEN = re.compile(r"(<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z]))")
 _SYMBOL = re.compile(
     r"\\?[a-zA-Z]+(?:_\{?[a-zA-Z0-9]+\}?)?'?|[a-zA-Z]\^\{-1\}\([a-z]\)|[a-zA-Z]\([a-zA-Z0-9,]+\)|\\text\{[a-zA-Z ]+\}"
@@ -60,44 +64,16 @@ _SYMBOL = re.compile(
 _REALS = re.compile(
     r"\\mathbb\s*\{?R\}?|\\text\{\s*all real numbers\s*\}|all real numbers|\\R(?![a-zA-Z])", re.IGNORECASE
 )
-_PUNCTURED = re.compile(
-    rf"(?:{_REALS.pattern})\s*(?:\\(?:setminus|smallsetminus|backslash)|-)\s*\\\{{(.*)\\\}}", re.I | re.S
+_DOLLARS = re.compile(r"\\\$|^[^$]*\$[^$]*$")
+_WITHOUT = re.compile(
+    r"\(-\\infty ,\\infty \)\s*(?:\\setminus|-|\\text\{\s*(?:except|without|but)(?: for)?\s*\}|except(?: for)?)\s*"
+    r"(?:\\\{(.*)\\\}|\{(.*)\}|([^{}]*))"
 )
-_NEGATED = re.compile(r"-\(\s*[0-9.][^()+-]*\)")  # -(864 \text{ inches})
+_BUILDER = re.compile(  # {x | x > 1}
+    r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\(-\\infty ,\\infty \)\s*)?(?:\\mid|\\vert|[:|])\s*"
+    r"([a-zA-Z]\s*(?:\\ne(?![a-zA-Z])|\\le|\\ge|[<>]).*|.*[<>e]\s*[a-zA-Z]\s*(?:\\le|\\ge|[<>]).*)\\\}"
+)
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-_UNITS = (
-    "cm|mm|km|kg|mg|ml|ft|feet|foot|in|inch|inches|yd|yards?|miles?|mi|meters?|metres?|grams?|liters?|litres?|hours?|hrs?|"
-    "minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?|"
-    "[ap]\\.?m\\b\\.?|[AP]\\.?M\\b\\.?"
-)
-_SCALES: dict[str, Fraction | int] = {
-    **{"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
-    **{"tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000)},
-}
-_POWERS = {"squared": 2, "cubed": 3}
-_SCALED = re.compile(
-    rf"(?P<value>.*?[0-9}}])\s*(?P<text>\\text\s*\{{)?\s*(?P<word>{'|'.join((*_SCALES, *_POWERS))})s?(?![a-zA-Z])"
-    r"\s*(?P<rest>.*)",
-    re.DOTALL | re.IGNORECASE,
-)
-_NO_UNIT = re.compile(
-    r"\b(?:pi|sqrt|mod|modulo|or|and|to|plus|minus|times|over|divided|by|of|log|ln|if|for|when|where|is|not|the|choose|"
-    r"base|percent|degrees?|half|halves|thirds?|fourths?|quarters?|fifths?)\b",
-    re.IGNORECASE,
-)
-_PLAIN_UNIT = re.compile(
-    r"(?P<value>-?[0-9][0-9.,/]*|.*\})\s+(?P<unit>[a-zA-Z]{2,}\.?(?:\s+[a-zA-Z]{2,}\.?|\s*/\s*[a-zA-Z]+)*|[a-zA-Z]+\s*/\s*[a-zA-Z]+)"
-)
-_TEXT_UNITS = re.compile(
-    r"(?P<value>.*?[0-9}])\s*(?P<unit>(?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*(?:\{\s*-?[0-9]+\s*\}|[0-9]))?\s*(?:\\cdot|/)?\s*)+)",
-    re.DOTALL,
-)
-_UNIT = re.compile(
-    rf"(?P<value>.*?[0-9a-zA-Z}}\)!%])\s*(?:\\text\{{\s*(?P<text>[a-zA-Z][a-zA-Z "
-    rf"./]*?)\s*\.?\s*\}}|(?<![a-zA-Z\\])(?P<bare>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_UNITS})))\s*"
-    r"(?P<slash>/\s*\\text\{[a-z]+\})?\s*(?:\^\s*\{?(?P<power>[0-9])\}?)?",
-    re.DOTALL,
-)
 
 
 def read_form(answer: str) -> Form:
@@ -106,12 +82,12 @@ def read_form(answer: str) -> Form:
     >>> read_form("x = 3").parts, read_form(r"1 \le x < 5").parts == (read_form("[1, 5)"),), read_form("1, 2").opening
     ((Single(text='3', unit='', percent=False),), True, '')
     """
-    return _read(plain_notation(answer))
+    form = _read(plain_notation(answer))
+    return replace(form, unit="$") if isinstance(form, Single) and not form.unit and _DOLLARS.search(answer) else form
 
 
 def _read(text: str) -> Form:
-    if (rays := _punctured(text)) is not None:
-        return rays
+    text = re.sub(r"\\text\{\s*all real numbers,?\s+(?=except|but)", r"\\mathbb{R}\\text{", text)
     text = _unwrapped(_REALS.sub(r"(-\\infty ,\\infty )", text).strip())
     matrix = _matrix(text)
     if matrix is not None:
@@ -125,21 +101,37 @@ def _read(text: str) -> Form:
             return Group("union", "", forms)  # x < 1 or x > 2
         return Group("", "", forms)
     text = parts[0].strip() if parts else text
+    without = _WITHOUT.fullmatch(text)
+    if without and (points := _ordered(_split(next(filter(None, without.groups()), ""), ",;"))):
+        ends = [r"-\infty", *points, r"\infty"]
+        rays = (Group("(", ")", (_read(low), _read(high))) for low, high in pairwise(ends))
+        return Group("union", "", tuple(rays))
+    builder = _BUILDER.fullmatch(text)
+    if builder:
+        return _read(builder[1].strip())
     pieces = _split(text.replace(r"\cup", "∪"), "∪")
     if len(pieces) > 1:
         return Group("union", "", tuple(_read(piece) for piece in pieces))
     return _relation(text) or _brackets(text) or _plus_minus(text) or _single(text)
 
 
+def _ordered(points: list[str]) -> list[str]:
+    """Points of the real line in order; none if the value of one is not known."""
+    values = {point.strip(): approximate(point.strip()) for point in points}
+    known = {point: value for point, value in values.items() if value is not None}
+    return sorted(known, key=known.__getitem__) if len(known) == len(values) else []
+
+
 def _unwrapped(text: str) -> str:
     """Without braces, and without round brackets that enclose everything and hold no comma."""
     while True:
+        option = _OPTION.fullmatch(text)
+        if option:
+            return option[1] or option[2]
         if (text.startswith("{") and closing(text, 0) == len(text) - 1) or (
             text.startswith("(") and text.endswith(")") and len(_split(text[1:-1], ",")) == 1 and _encloses(text)
         ):
             text = text[1:-1].strip()
-        elif _NEGATED.fullmatch(text):
-            text = f"-{text[2:-1].strip()}"
         else:
             return text
 
@@ -179,6 +171,9 @@ def _matrix(text: str) -> Group | None:
 
 def _relation(text: str) -> Form | None:
     r"""`=`, `\in`, `\ne` and inequalities; None for anything else."""
+    named, about, rest = text.partition(r"\approx")
+    if about and _SYMBOL.fullmatch(named.strip()) and r"\approx" not in rest:
+        text = f"{named}={rest}"
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) > 1:
         compares = re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
@@ -188,38 +183,26 @@ def _relation(text: str) -> Form | None:
         return Equation(member[1].strip(), (_read(member[2].strip()),), assigns=True)
     unequal = re.fullmatch(r"(.*?)\\ne(?![a-zA-Z])(.*)", text, re.DOTALL)
     if unequal and _SYMBOL.fullmatch(unequal[1].strip()) and unequal[2].strip():
-        return Equation(unequal[1].strip(), (_without_points([unequal[2].strip()]),), assigns=True)
+        point = _read(unequal[2].strip())
+        rays = Group("(", ")", (Single(r"-\infty"), point)), Group("(", ")", (point, Single(r"\infty")))
+        return Equation(unequal[1].strip(), (Group("union", "", rays),), assigns=True)
     return _interval(_BETWEEN.split(text))
 
 
-def _punctured(text: str) -> Group | None:
-    r"""`\mathbb{R} \setminus \{a, b\}` as a union of intervals; None for anything else."""
-    match = _PUNCTURED.fullmatch(text.strip())
-    return _without_points([part.strip() for part in _split(match[1], ",;")]) if match and match[1].strip() else None
-
-
-def _without_points(points: list[str]) -> Group:
-    """The real numbers without some points. Points that are not plain numbers stay in their order."""
-    values = [rational(point) for point in points]
-    if all(value is not None for value in values):
-        points = [point for _, point in sorted(zip(values, points, strict=True))]  # type: ignore[type-var]
-    ends = [Single(r"-\infty"), *map(_read, points), Single(r"\infty")]
-    return Group("union", "", tuple(Group("(", ")", pair) for pair in pairwise(ends)))
-
-
 def _equation(sides: list[str]) -> Equation:
-    if not _SYMBOL.fullmatch(sides[0]) and _SYMBOL.fullmatch(sides[-1]):
-        sides.reverse()  # 3 = x
-    if not _has_letters(sides[0]) and _has_letters(sides[-1]):
-        sides.reverse()  # 4 = x^2 + y^2
-    named = _has_letters(sides[0])
+    if not _SYMBOL.fullmatch(sides[0]) and (
+        _SYMBOL.fullmatch(sides[-1]) or (not _named(sides[0]) and _named(sides[-1]))
+    ):
+        sides.reverse()  # 3 = x, 4 = x^2 + y^2
+    named = _named(sides[0])
     name = sides[0].replace(" ", "") if named else ""
     return Equation(
         name, tuple(_read(side) for side in (sides[1:] if named else sides)), bool(_SYMBOL.fullmatch(sides[0]))
     )
 
 
-def _has_letters(side: str) -> bool:
+def _named(side: str) -> bool:
+    """Whether a side of an equation has a letter."""
     return re.search(r"[a-zA-Z]", re.sub(r"\\(?:frac|sqrt|cdot|pi|times)", "", side)) is not None
 
 
@@ -269,36 +252,21 @@ def _plus_minus(text: str) -> Group | None:
 
 
 def _single(text: str) -> Single:
+    inner = text.removeprefix("-").strip()
+    if text.startswith("-") and inner.startswith("(") and inner.endswith(")") and _encloses(inner):
+        positive = _single(inner[1:-1].strip())
+        if positive.unit and rational(positive.text) is not None and positive.text[0] != "-":
+            return replace(positive, text=f"-{positive.text}")
     percent = text.endswith("%")
-    text = _unscaled(text.removesuffix("%").strip())
-    if (other := _with_other_unit(text, percent)) is not None:
-        return other
-    match = _UNIT.fullmatch(text)
-    if not match or not (re.search("[0-9]", match["value"]) or match["value"].endswith(("}", "!"))):
-        return Single(text, "", percent)
-    unit = match["text"] or match["bare"] or ""
-    value = match["value"].strip()
+    value, unit = split_unit(text.removesuffix("%").strip())
+    factor, power, unit = scale(unit)
     if value.endswith("%"):
         value, percent = value[:-1].strip(), True
-    return Single(value, unit.strip().lower() + (f"^{match['power']}" if match["power"] else ""), percent)
-
-
-def _unscaled(text: str) -> str:
-    r"""`5 \text{ million people}` as `5000000 \text{people}`, and `3 \text{ squared}` as `9`."""
-    match = _SCALED.fullmatch(text)
-    value = rational(match["value"].strip()) if match else None
-    if match is None or value is None:
-        return text
-    word = match["word"].lower()
-    value = value ** _POWERS[word] if word in _POWERS else value * _SCALES[word]
-    rest = match["rest"] if not match["text"] else f"\\text{{{match['rest']}" * (match["rest"].strip() != "}")
-    return f"{value} {rest}".strip()
-
-
-def _with_other_unit(text: str, percent: bool) -> Single | None:
-    """A number with a unit of several parts, or of words outside of `\\text`; None for anything else."""
-    match = _PLAIN_UNIT.fullmatch(text) or _TEXT_UNITS.fullmatch(text)
-    if match is None or rational(match["value"].strip()) is None or _NO_UNIT.search(match["unit"]):
-        return None
-    unit = re.sub(r"\\text|\\cdot|[{}\s]+", " ", match["unit"])
-    return Single(match["value"].strip(), " ".join(unit.split()).lower(), percent)
+    if power != 1 or factor != 1:
+        number = rational(value)
+        value = (
+            rf"({value})^{power}\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+            if number is None
+            else (str(number**power * factor))
+        )
+    return Single(value, unit, percent)

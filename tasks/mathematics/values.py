@@ -2,6 +2,7 @@ r"""Values of single expressions: plain numbers exactly, other expressions throu
 Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never expanded or simplified: two
 expressions are equal when their values agree at a few points. So no answer can stall a judge."""
 
+import hashlib
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -11,12 +12,13 @@ from typing import Any
 _PLAIN = re.compile(
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?"
 )
+_THIN = re.compile(r"(?<=[0-9])(?:\\,)(?=[0-9]{3}(?![0-9]))|\\,(?![0-9])|(?<![0-9])\\,|(\\,)")
 _NUMBER = r"-?[0-9]*\.?[0-9]+"
 _PART = rf"(?:\{{\s*({_NUMBER})\s*\}}|([0-9]))"  # of a fraction: a number in braces, or a digit
-_THIN = re.compile(r"(?<![0-9])\\,|\\,(?![0-9])|\\,(?=[0-9]{3}(?![0-9]))")  # blanks; 1\,2 is not 12
 _FRACTION = re.compile(rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*{_PART}\s*{_PART}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))")
 _MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|\(([0-9]+)\))")
+_DOTTED = re.compile(r"([0-9]*\.[0-9]*)\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?")
 _BARE_FRACTION = re.compile(r"\\(frac)\s*(\\[a-zA-Z]+|[0-9a-zA-Z])\s*(\\[a-zA-Z]+|[0-9a-zA-Z])(?![a-zA-Z{])")
 _BASE = re.compile(r"\\log\s*_\s*([0-9])")
 """A base without braces, as TeX reads it: one digit, also in `\\log_2 8`, which is no product, and `\\log_2(8)`."""
@@ -29,11 +31,10 @@ _LAZY = re.compile(
     r")(?![a-zA-Z]))*"
 )
 """Text whose commands the parser reads without evaluating their arguments; `\\gcd` and others it evaluates."""
-_BINOMIAL = re.compile(r"\\binom|\\choose")
-_SMALL_BINOMIAL = re.compile(
-    r"\\binom\s*(?:\{\s*[0-9a-z+\- ]{1,8}\s*\}|[0-9a-z])\s*(?:\{\s*[0-9a-z+\- ]{1,8}\s*\}|[0-9a-z])"
-)
-"""The parser computes a binomial at once, so its numbers are bounded in the text."""
+_BINOMIAL = re.compile(r"\\binom\s*(?=[{0-9a-zA-Z])")
+_ARGUMENT = re.compile(r"\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]))")
+_SMALL = re.compile(r"(?:[-+* ()0-9a-zA-Z]|\\cdot(?![a-zA-Z]))*")
+_MOST_CHOSEN = 2000  # of a binomial coefficient that is evaluated
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
 _MOST_DIGITS = 3000  # of a plain number; a longer one is not read. With an exponent of 999 Python still prints it.
 _LONGEST = 500  # most characters of an expression that is parsed: the time grows fast with the length
@@ -49,7 +50,12 @@ def number(answer: str) -> Decimal | None:
     >>> number("$1,080"), number("-3.50"), number("1.5e3"), number("1,2"), number("x+1")
     (Decimal('1080'), Decimal('-3.50'), Decimal('1.5E+3'), None, None)
     """
-    text = _THIN.sub("", answer.strip().replace("\\!", "")).replace("\\$", "$").replace("\\%", "%")
+    text = (
+        _THIN.sub(lambda space: space[1] or "", answer.replace("\\!", ""))
+        .replace("\\$", "$")
+        .replace("\\%", "%")
+        .strip()
+    )
     negative = text.startswith("-")
     text = text.removeprefix("-").removeprefix("+").strip().removeprefix("$").removesuffix("$").removesuffix("%")
     text = text.strip().removesuffix(".")
@@ -74,9 +80,9 @@ def rational(answer: str) -> Fraction | None:
     negative = text.startswith("-")
     text = text.removeprefix("-").removeprefix("+").strip()
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text) if _MIXED.fullmatch(text) else text
-    repeating = _REPEATING.fullmatch(text)
+    repeating = _REPEATING.fullmatch(_DOTTED.sub(r"\1\\overline{\2\3\4}", text))
     if repeating:
-        whole, fixed, period = repeating.groups()
+        whole, fixed, period = (part for part in repeating.groups() if part is not None)
         ending = Fraction(int(period), 10 ** len(period) - 1)
         value = (int(whole + fixed or "0") + ending) / Fraction(10 ** len(fixed))
         return -value if negative else value
@@ -88,6 +94,16 @@ def rational(answer: str) -> Fraction | None:
         return None
     value = Fraction(match[1] or 0) + Fraction(top) / Fraction(bottom)
     return -value if negative else value
+
+
+def approximate(text: str) -> float | None:
+    """The value of a text about; None if it is no real number."""
+    exact = rational(text)
+    if exact is not None:
+        return float(exact)
+    read = expression(text)
+    value = None if read is None or read.free_symbols else _value_at(read, [], 0.0)
+    return float(value) if value is not None and value.is_real else None
 
 
 def _parsed(text: str) -> Any:
@@ -109,9 +125,7 @@ def expression(text: str) -> Any:
         return None  # the parser adds numbers that stand side by side
     if _TOWER.search(text) or not _LAZY.fullmatch(text):
         return None
-    if _BINOMIAL.search(_SMALL_BINOMIAL.sub("", text)) or re.search(r"\\binom[^\\]*[0-9]{5,}", text):
-        return None
-    text = re.sub(r"([0-9]{4,})\s*!", r"k_{\1}", text)  # a symbol for a large factorial
+    text = _without_large_binomials(re.sub(r"([0-9]{4,})\s*!", r"k_{\1}", text))  # a symbol for a large factorial
     text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)  # the parser misreads `\frac \pi4`,
     text = re.sub(r"(?<![0-9.\\a-zA-Z}])([0-9]+)/([0-9]+)(?![0-9.!^(])", r"\\frac{\1}{\2}", text)  # `3/4x`,
     text = re.sub(r"(?<=[)0-9])\s*\(", r"\\cdot (", text)  # `2(3)`,
@@ -127,6 +141,27 @@ def expression(text: str) -> Any:
         return parsed.xreplace(exact).doit()
     except Exception:  # the parser and sympy raise whatever they like on text that is no mathematics
         return None
+
+
+def _without_large_binomials(text: str) -> str:
+    """A symbol for each binomial coefficient that the parser would take long to evaluate."""
+    for found in reversed(list(_BINOMIAL.finditer(text))):
+        top = _ARGUMENT.match(text, found.end())
+        bottom = top and _ARGUMENT.match(text, top.end())
+        if top is None or bottom is None:
+            over, under, end = "?", "?", found.end()  # what is chosen is no plain text
+        else:
+            (over, under), end = ((part[1] or part[2] or "").strip() for part in (top, bottom)), bottom.end()
+        if over.isdigit() and under.isdigit():
+            small = min(int(under), abs(int(over) - int(under))) <= _MOST_CHOSEN
+        else:
+            small = all(_SMALL.fullmatch(part) and not re.search("[0-9]{4}", part) for part in (over, under))
+        if small:
+            text = rf"{text[: found.start()]}\binom{{{over}}}{{{under}}}{text[end:]}"
+        else:
+            name = int.from_bytes(hashlib.sha256(f"{over}, {under}".encode()).digest()[:6])
+            text = f"{text[: found.start()]} b_{{{name}}} {text[end:]}"
+    return text
 
 
 def _nested(text: str) -> int:
@@ -192,11 +227,12 @@ def same_value(first: Any, second: Any) -> bool:
 def _value_at(value: Any, symbols: list[Any], point: float, precision: int = _PRECISION) -> Any:
     import sympy
 
-    at = sympy.Float(point, precision)  # the symbols' values are no multiples of each other
-    places = {symbol: at * (1 + sympy.Rational(k, 7)) + k * at**2 / 3 for k, symbol in enumerate(symbols)}
+    at = sympy.Float(point, precision)  # with logarithms of primes no sums or products of the symbols' values agree
+    logarithms = (sympy.log(sympy.prime(k + 2), evaluate=False).evalf(precision) for k in range(len(symbols)))
+    places = {symbol: at * log + k * at**2 / 3 for k, (symbol, log) in enumerate(zip(symbols, logarithms, strict=True))}
     try:
         numeric = value.evalf(precision, subs=places)
-    except (ArithmeticError, ValueError, TypeError, RecursionError):  # a floor of what has too many digits
+    except Exception:  # sympy raises what it likes, such as PrecisionExhausted for a rounded large number
         return None
     if not numeric.is_number or numeric.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or numeric.atoms(sympy.Function):
         return None
