@@ -6,7 +6,10 @@ from core.config import Config, ResolvedConfig
 from core.sections.base import AUTO
 
 NUMBERS: dict[str, dict[str, Any]] = {
-    "rollout": {"max_prompt_tokens": 64, "max_response_tokens": 64, "max_running": 64},
+    "rollout": {
+        **{"max_prompt_tokens": 64, "max_response_tokens": 64, "max_running": 64},
+        **{"gpu_memory_share": 0.5, "sleep": False},
+    },
     "learner": {"micro_batch_tokens": 4096, "policy_lr": 1e-5, "value_lr": 1e-5},
 }
 

@@ -177,7 +177,8 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
     assert [iteration(second, number) for number in range(5, 12)] == expected
     assert any(expected)
     assert (second._model, second._evidence.drawn) == (first._model, first._evidence.drawn)
-    assert asdict(second.stats()) == pytest.approx(asdict(first.stats()))
+    same = {"resident_bytes": 0}  # all shards are in this process, so each counts it
+    assert asdict(second.stats()) | same == pytest.approx(asdict(first.stats()) | same)
 
 
 def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
     [
         ("raising", "judge raised KeyError: 'weights'"),
         ("not_a_number", "judge returned a reward of nan"),
-        ("tensor", "judge returned Tensor, expected a number or a Verdict"),
+        ("tensor", "judge raised RuntimeError: a Tensor with 2 elements"),
         ("nothing_returned", "judge returned NoneType, expected a number or a Verdict"),
         ("hanging", "judge timed out after 2 s"),
         ("much_memory", "judge raised MemoryError"),

@@ -47,7 +47,7 @@ def not_a_number(reference: str, response: str) -> float:
 def tensor(reference: str, response: str) -> object:
     import torch
 
-    return torch.tensor(1.0)
+    return torch.tensor([1.0, 0.0])
 
 
 def nothing_returned(reference: str, response: str) -> None:
