@@ -1,15 +1,26 @@
-"""Whether a program, of which only the beginning is known, can no longer become one that Python parses.
+"""The program in a response: which of its fenced blocks answers the problem, and whether one, of which only the
+beginning is known, can no longer become one that Python parses.
 
-Invariant: it is called broken only if no further lines can mend it. So a text that is broken stays broken.
+Invariants: no code of it runs here. It is called broken only if no further lines can mend it, so a text that is broken
+stays broken.
 """
 
 import ast
 import re
 import textwrap
 import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from tasks.code.programs import DEFINES, FENCED
-
+_FENCED = re.compile(
+    r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|\Z)", re.MULTILINE | re.DOTALL
+)
+DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+_PYTHON = re.compile(r"\{?\.?(?:py\w*|ipython\w*|python\b.*|)\}?", re.IGNORECASE)  # of a fence; none may be Python, too
+_READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*(?:0|['\"]/dev/stdin)|\bfileinput\b")
+_PRINTS = re.compile(r"\bprint\s*\(|\bstdout\b")
+_TESTS = re.compile(r"\b(?:unittest|pytest|doctest)\b|^[ \t]*def test_?\w*\(", re.MULTILINE)
+_CALLED = re.compile(r"[A-Za-z_]\w*(?=\s*\()")
 _LONGEST = 50_000
 """A longer program is not parsed."""
 _CODE = re.compile(r"(?:[ \t]*\n)*(?:(?:async +def|def|class) +\w+ *[(:]|import +\w|from +[\w.]+ +import\b|@\w)")
@@ -25,8 +36,7 @@ def cannot_be_parsed(response: str) -> bool | None:
     >>> [cannot_be_parsed(text) for text in ("def f(x:\n", "def f(x]:\n", "def f(x):\n", "Here it is:\n")]
     [False, True, False, None]
     """
-    blocks = [textwrap.dedent(block) if indent else block for indent, block in FENCED.findall(response)]
-    programs = [block for block in blocks if DEFINES.search(block)]
+    programs = [block.code for block in blocks_of(response) if DEFINES.search(block.code)]
     if "```" not in response and _CODE.match(response):
         programs = [response]
     return any(map(_broken, programs)) if programs else None
@@ -46,3 +56,71 @@ def _broken(program: str) -> bool:
         except (ValueError, MemoryError, RecursionError):  # null bytes, nesting
             return False
     return False
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    language: str  # as the fence names it
+    code: str
+
+
+def blocks_of(response: str) -> list[Block]:
+    """The fenced blocks of a response, in order: with three or more backticks or tildes. Indented ones, as in a list,
+    are moved to the left; the last may be not closed."""
+    return [
+        Block(language.strip(), textwrap.dedent(code) if indent else code)
+        for indent, _, language, code in _FENCED.findall(response)
+    ]
+
+
+def program_of(response: str, record: Mapping[str, Any]) -> str:
+    """The program in a response to a problem: of its blocks the last that compiles and, for tests that are read from
+    standard input, reads it, or else defines a function that the tests call.
+
+    Where none does, the last Python block that defines something, that prints if this is asked, the last Python block,
+    the last block, or the whole response. Blocks of unit tests come after all others. `record`: the reference of the
+    problem (`tasks/code/formats.py`)."""
+    blocks = blocks_of(response)
+    python = [block.code for block in blocks if _PYTHON.fullmatch(block.language)]
+    programs = [code for code in python if not _TESTS.search(code)] or python
+    choices = (
+        [code for code in programs if _answers(code, record)],
+        [code for code in programs if DEFINES.search(code)],
+        [code for code in programs if _PRINTS.search(code) and record["format"] == "script"],
+        programs,
+        [block.code for block in blocks],
+    )
+    return next((found[-1] for found in choices if found), response)
+
+
+def _answers(code: str, record: Mapping[str, Any]) -> bool:
+    tree = _tree(code)
+    if tree is None:
+        return False
+    if record["format"] == "script":
+        return _READS.search(code) is not None
+    defined = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    defined |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return not defined.isdisjoint(_asked(record))
+
+
+def _asked(record: Mapping[str, Any]) -> set[str]:
+    """The functions that the tests of a problem call."""
+    if name := record.get("fn_name") or record.get("entry"):
+        return {name}
+    return set(_CALLED.findall("\n".join(record["tests"])))
+
+
+def _tree(code: str) -> ast.Module | None:
+    """The syntax tree of a block; None if it is no Python, or too long."""
+    if len(code) > _LONGEST:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a strange escape in a string
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None

@@ -2,8 +2,6 @@
 process that runs a program never has an expected value. This process runs no code of the program or the data set."""
 
 import json
-import re
-import textwrap
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -14,11 +12,10 @@ from tasks.code.asserts import AssertTests
 from tasks.code.checks import judge_check
 from tasks.code.confinement import SandboxError
 from tasks.code.outcomes import Boxes, Outcome, grade
+from tasks.code.parsing import program_of
 from tasks.code.sandbox import Limits, Sandbox, Setting
 from tasks.code.scripts import judge_calls, judge_script
 
-FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
-DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _MODULES = (
     "string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, "
     "operator, io, sys, json"
@@ -43,24 +40,18 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Judge]] = {
 
 
 @lru_cache(256)
-def parse_reference(text: str) -> tuple[Judge, frozenset[int]]:
-    """The judge of an item made by `tasks/code/formats.py`, and the indices of the tests that its prompt shows."""
+def parse_reference(text: str) -> tuple[Mapping[str, Any], Judge, frozenset[int]]:
+    """The record of an item made by `tasks/code/formats.py`, its judge, and the indices of the tests that its prompt
+    shows."""
     record = json.loads(text)
-    return FORMATS[record["format"]](record), frozenset(record.get("shown", ()))
-
-
-def program_of(response: str) -> str:
-    """The program in a response: its last fenced block that defines something, or else its last block, or else the
-    whole. So an example after the program is left out. Blocks may be not closed, or indented, as in a list."""
-    blocks = [textwrap.dedent(block) if indent else block for indent, block in FENCED.findall(response)]
-    return next((block for block in reversed(blocks) if DEFINES.search(block)), blocks[-1] if blocks else response)
+    return record, FORMATS[record["format"]](record), frozenset(record.get("shown", ()))
 
 
 def judge_program(boxes: Boxes, reference: str, response: str) -> Verdict:
     """Judge a response against the reference of its item."""
     try:
-        judge, shown = parse_reference(reference)
-        return grade(judge(program_of(response), boxes), shown, boxes.config)
+        record, judge, shown = parse_reference(reference)
+        return grade(judge(program_of(response, record), boxes), shown, boxes.config)
     except SandboxError as error:
         return Verdict(boxes.config.worst, False, f"no sandbox: {error}", judge_failed=True)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.code.parsing import cannot_be_parsed
+from tasks.code.parsing import cannot_be_parsed, program_of
 
 FENCED = "Here is the function:\n```python\n{}\n```\nIt adds.\n"
 LINES = [
@@ -78,3 +78,65 @@ def test_hostile_programs_take_no_time(body: str) -> None:
     begun = time.process_time()
     assert cannot_be_parsed(f"def f(a):\n    {body}\n") in (True, False)
     assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("def f(): pass", "def f(): pass"),
+        ("Sure:\n```python\ndef f(): pass\n```\nDone.", "def f(): pass\n"),
+        ("```\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = 1", "x = 1"),
+        ("```python\ndef f(): pass\n```\nFor example:\n```\nprint(f())\n```", "def f(): pass\n"),
+        ("1. So:\n   ```python\n   def f():\n     return '```'\n   ```\nDone.", "def f():\n  return '```'\n"),
+        ("```python\ndef f(): pass\n```\nBetter:\n```python\nclass g: pass\n```", "class g: pass\n"),
+        ("", ""),
+    ],
+)
+def test_the_program_in_a_response(response: str, program: str) -> None:
+    assert program_of(response, {"format": "asserts", "tests": ["assert f() == g()"]}) == program
+
+
+SUM = "a, b = map(int, input().split())\nprint(a + b)\n"
+SCRIPT = {"format": "script"}
+CALLS = {"format": "calls", "fn_name": "add"}
+ADD = "def add(a, b):\n    return a + b\n"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "Example run:\n```\n3 4\n7\n```\n",
+        "Run it:\n```bash\npython a.py\n```\n",
+        "In C++:\n```cpp\nint main(){}\n```\n",
+        "In JavaScript:\n```javascript\nconst f = input()\n```\n",
+        "Notes:\n```text\nclass of problems: sums\n```\n",
+        "Notes:\n```\nIt reads the input() twice.\n```\n",
+        "Tests:\n```python\nimport unittest\nclass T(unittest.TestCase):\n    def test(self): pass\n```\n",
+        "Tests:\n```python\ndef test_sum():\n    assert run(input()) == 7\n```\n",
+        "It prints\n```python\n>>> 7\n```\n",
+        "Output:\n~~~\n7\n~~~\n",
+        "",
+    ],
+)
+@pytest.mark.parametrize(
+    ("mark", "language"),
+    [("```", "python"), ("````", "python"), ("~~~", "py"), ("```", ""), ("```", " python3"), ("~~~~", "")],
+)
+def test_what_follows_a_program_is_left_out(mark: str, language: str, behind: str) -> None:
+    script, call = (f"Here:\n{mark}{language}\n{code}{mark}\n{behind}" for code in (SUM, ADD))
+    assert program_of(script, SCRIPT) == SUM
+    assert program_of(call, CALLS) == ADD
+
+
+def test_the_last_program_that_answers_is_taken() -> None:
+    first, second = SUM.replace("+", "-"), SUM
+    assert program_of(f"```python\n{first}```\nBetter:\n```python\n{second}```\n", SCRIPT) == second
+    # a mended one that does not compile is not better
+    assert program_of(f"```python\n{first}```\nBetter:\n```python\n{second})\n```\n", SCRIPT) == first
+    inner = "class Solution:\n    def add(self, a, b):\n        return a + b\n"
+    assert program_of(f"```python\n{inner}```\nUse:\n```python\nprint(Solution().add(1, 2))\n```\n", CALLS) == inner
+    lambdas = "add = lambda a, b: a + b\n"
+    assert program_of(f"```python\n{lambdas}```\n```python\ndef helper(): pass\n```\n", CALLS) == lambdas
+    greeting = 'print("hello")\n'  # a problem without input
+    assert program_of(f"```python\n{greeting}```\nOutput:\n```\nhello, world\n```\n", SCRIPT) == greeting

@@ -17,7 +17,7 @@ from tasks.code.asserts import AssertTests, ask
 from tasks.code.confinement import SandboxError
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import FAILS, RAISES, Boxes
-from tasks.code.programs import judge_program, limits_of, program_of
+from tasks.code.programs import judge_program, limits_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judge_pool import JudgePool
@@ -203,23 +203,6 @@ def test_setup_and_classes_of_the_program(judge: Judge) -> None:
     program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\ndef total(n): return n.x + (total(n.next) if n.next else 0)"
     tests = reference("assert total(root) == 3", "assert root.next.x == 2", setup="root = Node(1)\nroot.next = Node(2)")
     assert judge(tests, program) == Verdict(1.0, True)
-
-
-@pytest.mark.parametrize(
-    ("response", "program"),
-    [
-        ("def f(): pass", "def f(): pass"),
-        ("Sure:\n```python\ndef f(): pass\n```\nDone.", "def f(): pass\n"),
-        ("```\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
-        ("```python\nx = 1", "x = 1"),
-        ("```python\ndef f(): pass\n```\nFor example:\n```\nprint(f())\n```", "def f(): pass\n"),
-        ("1. So:\n   ```python\n   def f():\n     return '```'\n   ```\nDone.", "def f():\n  return '```'\n"),
-        ("```python\ndef f(): pass\n```\nBetter:\n```python\nclass g: pass\n```", "class g: pass\n"),
-        ("", ""),
-    ],
-)
-def test_the_program_in_a_response(response: str, program: str) -> None:
-    assert program_of(response) == program
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:
