@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from actors.options import STRUCTURED
@@ -32,11 +33,14 @@ def environment(device: str, threads: int) -> dict[str, str]:
 
 
 def stop_tokens(model_path: str) -> list[int]:
-    """End-of-sequence tokens of a checkpoint's two configs. Raises ModelError when it names none."""
-    from transformers import AutoConfig, GenerationConfig
+    """End-of-sequence tokens of a checkpoint's two configs and of its tokenizer, which canonical solutions end with.
+    Raises ModelError when it names none."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     tokens: set[int] = set()
-    for source in (GenerationConfig, AutoConfig):
+    # without files transformers would make up an empty tokenizer of the model's class
+    tokenizers = [AutoTokenizer] if any(Path(model_path).glob("tokenizer*")) else []
+    for source in (GenerationConfig, AutoConfig, *tokenizers):
         try:
             ids = source.from_pretrained(model_path).eos_token_id
         except (OSError, ValueError):  # a checkpoint need not have a generation config

@@ -16,7 +16,7 @@ from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.parts.judge import Asks
 from core.records import Flags, Problem, World
-from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
+from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages, text_ids
 from tasks.limits import AskedLimits, TokenLimits, chosen_limits, prompt_room
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
@@ -298,7 +298,7 @@ def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:
     """Token ids of a prompt, by the tokenizer's chat template if it has one. Raises DataError as `prompt_ids`."""
     if item.messages or getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, item.form.messages(item.messages or item.prompt), item.where or "a prompt")
-    return list(tokenizer(item.form.text(item.prompt))["input_ids"])
+    return text_ids(tokenizer, item.form.text(item.prompt))
 
 
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:

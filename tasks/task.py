@@ -17,6 +17,7 @@ from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation
 from core.errors import DataError
 from core.parts.judge import Case, Judge
 from core.records import FloatArray, IntArray, Problem, Rollout, Start, Verdict
+from tasks.dialogue.chat import anchor_of
 from tasks.judging import start_judge
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.limits import AskedLimits, TokenLimits
@@ -67,7 +68,7 @@ class Task:
         }
         self.limits = limits
         self.fingerprint = fingerprint
-        self.tokenizer = tokenizer
+        self.tokenizer, self._anchor = tokenizer, anchor_of(tokenizer)
         self.weights = {label: source.weight for label, source in sources.items() if label and source.weight}
         self._sources, self._rows = sources, rows
         self.evaluated = (*self.evaluation, *split.sets)  # with the evaluation sets
@@ -86,7 +87,9 @@ class Task:
 
     def decode(self, ids: IntArray) -> str:
         """The text of response tokens, without end-of-sequence and other special tokens."""
-        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+        before = self._anchor
+        text = str(self.tokenizer.decode([*before, *ids.tolist()], skip_special_tokens=True))
+        return text.removeprefix(str(self.tokenizer.decode(before))) if before else text
 
     def first_prompt(self, source: str) -> str:
         """The first prompt of a data set, as the model reads it. `source`: its label."""

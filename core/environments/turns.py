@@ -31,11 +31,12 @@ class TurnTokens:
         """The tokens that follow an action whose last token is `last`. Raises DataError when the chat template refuses
         the messages."""
         plain = last in self.calls or not getattr(self._tokenizer, "chat_template", None)
-        text = "".join(message["content"] for message in messages) if plain else self._written(messages)
+        text = "".join(message["content"] for message in messages) if plain else self._written(last, messages)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
-    def _written(self, messages: Messages) -> str:
-        """What the chat template writes after the token that ends the assistant's turn, up to its next turn."""
+    def _written(self, last: int, messages: Messages) -> str:
+        """What the chat template writes after the token `last` that ends the assistant's turn, up to its next turn.
+        Earlier turns keep their tokens, so a template may write them otherwise now, as Qwen3's does with thoughts."""
         from jinja2 import TemplateError
 
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
@@ -46,12 +47,13 @@ class TurnTokens:
             )
         except TemplateError as error:
             raise DataError(f"the chat template refuses the answer of the environment: {first_line(error)}") from None
-        end = before.rindex(_SAID) + len(_SAID)
-        closing = before.find(self._tokenizer.eos_token, end)
-        end = end if closing < 0 else closing + len(self._tokenizer.eos_token)
-        if after[:end] != before[:end]:
+        behind, rest = before.rpartition(_SAID)[2], after.rpartition(_SAID)[2]
+        # the action has the token that ended it, which need not be the tokenizer's end of sequence
+        ends = (self._tokenizer.decode([last]), self._tokenizer.eos_token)
+        closing = next((behind.index(end) + len(end) for end in ends if end and end in behind), 0)
+        if _SAID not in after or rest[:closing] != behind[:closing]:
             raise DataError("the chat template rewrites earlier turns when the environment answers; use another one")
-        return after[end:]
+        return rest[closing:]
 
     def retrace(self, response: Sequence[int]) -> Generator[str, Answer, list[bool]]:
         """Repeats the actions of a response that is known: yields each, is sent its answer, and returns which tokens

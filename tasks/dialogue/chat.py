@@ -102,8 +102,15 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:
-    """Token ids of a dialogue and of what begins the assistant's next turn. Raises DataError as `chat_text`."""
-    return _ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
+    """Token ids of a dialogue and of what begins the assistant's next turn. A last turn of the assistant is a
+    beginning, which the response continues. Raises DataError as `chat_text`."""
+    if not messages or messages[-1].role != "assistant":
+        return _first_ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
+    begun = messages[-1].content.rstrip()
+    text, found, _ = chat_text(tokenizer, messages, where, reply=False).rpartition(begun)
+    if not begun or not found:
+        raise DataError(f"{where}: the chat template does not write the assistant's beginning as it is; leave it out")
+    return _first_ids(tokenizer, text + begun)
 
 
 def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
@@ -125,7 +132,7 @@ def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> 
             before = other.partition(NO_TEXT)[0]
         if not (before.startswith(done) and after.startswith(before)):
             raise DataError(f"{where}: the chat template of the tokenizer rewrites earlier turns; use another template")
-        ids += _ids(tokenizer, before[len(done) :])
+        ids += _ids(tokenizer, before[len(done) :]) if done else _first_ids(tokenizer, before)
         said = _ids(tokenizer, after[len(before) :])
         open_turn = tokenizer.eos_token_id not in said
         ends = len(said) if open_turn else said.index(tokenizer.eos_token_id) + 1
@@ -136,6 +143,27 @@ def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> 
         learned.append(len(ids))
         ids.append(tokenizer.eos_token_id)
     return ChatTokens(ids, [at for at in learned if at])
+
+
+def _first_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of the beginning of a context. A chat template writes the token of the beginning itself."""
+    return _ids(tokenizer, text) if getattr(tokenizer, "chat_template", None) else text_ids(tokenizer, text)
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a prompt, with what the tokenizer puts before a text and without an end of sequence behind it."""
+    ids = list(tokenizer(text)["input_ids"])
+    ended = ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token))
+    return ids[:-1] if ended else ids
+
+
+def anchor_of(tokenizer: Any) -> list[int]:
+    """A token to be decoded before a response, for tokenizers that drop a blank at the beginning of a text
+    (SentencePiece); none for others."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = (json.loads(backend.to_str()).get("decoder") or {}) if backend is not None else {}
+    kinds = {decoder.get("type")} | {part.get("type") for part in decoder.get("decoders", [])}
+    return _ids(tokenizer, "x")[-1:] if kinds & {"Strip", "Metaspace"} else []
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

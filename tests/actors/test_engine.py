@@ -320,3 +320,10 @@ def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 1}')
     with pytest.raises(ModelError, match=r"model\.path = "):
         launch(tmp_path, actors=1)
+
+
+def test_engines_stop_at_the_tokenizers_end_too(tmp_path: Path) -> None:
+    """As with ChatML, where config.json may name another token."""
+    models.save_tokenizer(tmp_path)  # its end is token 1
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 7}', encoding="utf-8")
+    assert stop_tokens(str(tmp_path)) == [models.EOS, 7]

@@ -103,6 +103,26 @@ def test_turns_are_those_of_the_chat_template_and_earlier_tokens_stay() -> None:
     assert tokenizer.decode(turns.reply(action[-1], [])) == "\n<|im_start|>assistant\n"
 
 
+def test_an_answer_does_not_repeat_the_token_that_ended_the_turn() -> None:
+    """Gemma and Phi end a turn with a token that is not the tokenizer's end of sequence."""
+    tokenizer = chat_tokenizer()
+    ended, tokenizer.eos_token = tokenizer.eos_token_id, tokenizer.pad_token
+    reply = TurnTokens(tokenizer, "", [ended]).reply(ended, tool("84"))
+    assert ended not in reply[:1]
+    assert tokenizer.decode(reply).startswith("\n<|im_start|>tool\n84")
+
+
+def test_a_template_may_write_earlier_turns_otherwise_after_a_user_has_answered() -> None:
+    """Qwen3's writes an empty thought before the last answer alone."""
+    thinking = CHAT.replace(
+        "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+    )
+    plain, tokenizer = chat_tokenizer(), chat_tokenizer(thinking)
+    answer = [{"role": "user", "content": "3"}]
+    replies = [TurnTokens(one, "", [one.eos_token_id]).reply(one.eos_token_id, answer) for one in (plain, tokenizer)]
+    assert replies[0] == replies[1]
+
+
 def test_a_template_that_refuses_an_answer_is_named() -> None:
     refusing = CHAT.replace(
         "{% for m in messages %}",

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers import decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from core.config import Columns, TaskConfig
 from core.errors import DataError
@@ -154,3 +157,51 @@ def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path
     file.write_text(json.dumps({"dialogue": "\n\nAssistant: Hello"}))
     with pytest.raises(DataError, match=r"row 1: column 'dialogue' \(task\.columns\.prompt\)"):
         load_items(config, read_dialogue, str(file), "train", answers=False)
+
+
+def ending_tokenizer(single: str) -> Tokenizer:
+    """Adds special tokens to every text."""
+    made = character_tokenizer(PRINTABLE)
+    end = str(made.eos_token)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=single.replace("END", end), special_tokens=[(end, made.eos_token_id)]
+    )
+    return made
+
+
+def test_a_prompt_has_no_end_of_sequence_behind_it() -> None:
+    made = ending_tokenizer("$A END")
+    assert chat.text_ids(made, "Hi") == made("Hi")["input_ids"][:-1]
+    assert chat.text_ids(character_tokenizer(PRINTABLE), "Hi") == made("Hi")["input_ids"][:-1]
+
+
+def test_a_dialogue_without_a_template_begins_as_a_text_does() -> None:
+    made = ending_tokenizer("END $A")
+    text, dialogue = chat.text_ids(made, "Hi"), chat.prompt_ids(made, MESSAGES[:1], "x")
+    assert text[0] == dialogue[0] == made.eos_token_id
+    assert dialogue.count(made.eos_token_id) == 1
+    learned = chat.encode_dialogue(made, MESSAGES[:2], "x")
+    assert learned.ids[: len(dialogue)] == dialogue
+
+
+@pytest.mark.parametrize("template", [None, MARKED])
+def test_a_response_continues_what_the_assistant_has_begun(tokenizer: Tokenizer, template: str | None) -> None:
+    tokenizer.chat_template = template
+    ids = chat.prompt_ids(tokenizer, [MESSAGES[0], Message("assistant", "The answer is ")], "x")
+    assert tokenizer.decode(ids).endswith("The answer is")
+    tokenizer.chat_template = MARKED.replace("{{ m['content'] }}", "{{ m['content'] | upper }}")
+    with pytest.raises(DataError, match="row 3"):
+        chat.prompt_ids(tokenizer, MESSAGES[:2], "row 3")
+
+
+def test_blanks_at_the_beginning_of_a_response_stay() -> None:
+    """Pieces as Llama 2 has them: a text begins with a blank, which decoding drops."""
+    pieces = {"<unk>": 0, "</s>": 1, "▁▁▁▁": 2, "▁": 3, "x": 4, "return": 5}
+    made = Tokenizers(models.BPE(vocab=pieces, merges=[], unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    llama = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+    anchor = chat.anchor_of(llama)
+    assert llama.decode([2, 5]) == "   return"
+    assert llama.decode([*anchor, 2, 5]).removeprefix(llama.decode(anchor)) == "    return"
+    assert chat.anchor_of(character_tokenizer(PRINTABLE)) == []
