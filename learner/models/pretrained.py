@@ -210,6 +210,8 @@ def read_config(path: str | Path) -> PretrainedConfig:
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
         if name in _OUTPUT_TRANSFORMS and value not in (None, 1.0):
-            raise ModelError(f"model.path {path}: {name}={value} changes the logits after lm_head, which the learner does not; choose "
-                "another model (docs/sizing.md)")
+            raise ModelError(
+                f"model.path {path}: {name}={value} changes the logits after lm_head, which the learner does not; choose "
+                "another model (docs/sizing.md)"
+            )
     return config

@@ -235,7 +235,9 @@ def test_families_of_models_read_prefix_trees_as_they_read_rows(tmp_path: Path, 
     rows = [Row(first, 2), Row(np.concatenate([first[:7], np.array([50, 60, 40], np.int32)]), 3)]
     with torch.no_grad():
         found = load_policy(tmp_path, torch.float32)(line_on(micro_batch(rows), CPU), 1.0)[0]
-        read = [torch.log_softmax(model(torch.from_numpy(row.tokens[None].astype(np.int64))).logits[0], -1) for row in rows]
+        read = [
+            torch.log_softmax(model(torch.from_numpy(row.tokens[None].astype(np.int64))).logits[0], -1) for row in rows
+        ]
     expected = [
         float(logprobs[at - 1, int(row.tokens[at])])
         for row, logprobs in zip(rows, read, strict=True)
