@@ -40,7 +40,7 @@ def open_store(run: RunDirectory) -> StoreView:
     config = load_config(run.config)
     sources = latest(run) / "sources" if saved(run) is not None else None
     shards = read_shards(run.replay, sources and sources / "replay", config.replay)
-    lives = {} if sources is None else read_lives(sources)
+    lives = {} if sources is None else read_lives(sources / "coverage")
     table = states_table(shards)
     return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run), lives)
 

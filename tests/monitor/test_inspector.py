@@ -15,6 +15,7 @@ import pytest
 
 from core.config import ReplayConfig
 from core.load import dump_config, parse_config
+from core.parts.sources import Progress, root_start
 from core.records import Provenance
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
@@ -26,6 +27,10 @@ from tasks.synthetic.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
 from tests.monitor.continued import continued
 from tests.replay.made import outcome, states
+from tests.trainer.fakes import PROBLEMS as STARTED
+from tests.trainer.fakes import FakeEngines
+from trainer.coverage import Coverage
+from trainer.run import Sources
 
 PROBLEMS, CHAINS, DEPTHS = 5000, 4, 5  # 100,000 states
 QUICK = 200.0  # milliseconds per interaction
@@ -94,6 +99,23 @@ def test_the_turns_of_an_episode_are_to_be_seen(made: Made) -> None:
     made.add("r", f"a=2{end}b=4\nc=1{end}d", [8], Provenance.OWN_SUCCESSFUL)  # an answer of four tokens
     with inspected(made.run) as inspector:
         assert [node["adds"] for node in ask(inspector, "/problem?id=r")[1]["nodes"]] == [f"a=2{end}b=4\n"]
+
+
+def test_the_life_of_a_problem_is_that_of_the_latest_checkpoint(made: Made) -> None:
+    sources = Sources(Coverage(2), {"coverage": Coverage(2)})
+    at = Progress(3, 1, 10, 2)
+    engines = FakeEngines(lambda *_: ([1], True))
+    sources.observe(engines.judge(engines.generate([root_start(STARTED["p1"], at, 0)])), at)
+    made.add(STARTED["p1"].id, "a=2\n1", [4], Provenance.OWN_SUCCESSFUL)
+    checkpoint = made.run.checkpoints / "000003"
+    (checkpoint / "sources").mkdir(parents=True)
+    sources.save(checkpoint / "sources")
+    (checkpoint / "progress.json").write_text("{}", encoding="utf-8")
+    (made.run.checkpoints / "latest").write_text("000003", encoding="utf-8")
+    with inspected(made.run) as inspector:
+        life = ask(inspector, "/problem?id=p1")[1]["life"]
+        assert (life["visits"], life["first_from_root"]) == (1, 3)
+        assert ask(inspector, "/problem?id=q")[1]["life"] is None
 
 
 def test_requests_answer_with_what_the_store_holds(made: Made) -> None:
