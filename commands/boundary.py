@@ -43,7 +43,8 @@ def _of_a_user(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
-        line = f"{' -> '.join(names) or 'output'}: {error.strerror}"
+        what = "output" if error.errno in _OUTPUT else _place(error)
+        line = f"{' -> '.join(names) or what}: {error.strerror}"
         return line.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(error, MemoryError):
         return f"the memory of this machine is used up, in {_place(error)}"

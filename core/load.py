@@ -23,9 +23,9 @@ from pydantic.fields import FieldInfo
 from core import PROGRAM, ROOT
 from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
-from core.machine import read_whole
-from core.meanings import MEANINGS, WITHOUT
+from core.files import read_whole
 from core.sections.base import closest
+from core.sections.meanings import MEANINGS, WITHOUT
 
 RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""

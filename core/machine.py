@@ -1,9 +1,7 @@
 """What the machine of this process has."""
 
-import errno
 import importlib
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -42,18 +40,6 @@ def _limits() -> list[int]:
     """Bytes that the control group of a container may have, if it is limited."""
     found = [Path(place).read_text(encoding="ascii").strip() for place in CGROUPS if os.path.isfile(place)]
     return [int(limit) for limit in found if limit.isdecimal()]
-
-
-def read_whole(file: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises OSError, also for pipes and devices, which may have
-    no end."""
-    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as handle:
-        about = os.fstat(handle.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "a pipe or a device, and no file", str(file))
-        if about.st_size > most:
-            raise OSError(errno.EFBIG, f"larger than {most / 2**20:,.0f} MiB", str(file))
-        return handle.read()
 
 
 @cache

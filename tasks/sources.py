@@ -20,7 +20,8 @@ from typing import Any
 
 from core.config import Columns
 from core.errors import DataError, first_line
-from core.machine import read_whole, this_machine
+from core.files import read_whole
+from core.machine import this_machine
 
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")

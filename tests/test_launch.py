@@ -14,8 +14,8 @@ import pytest
 
 from core.config import Config
 from core.load import FIELDS, dump_config, load_config
-from core.meanings import MEANINGS, WITHOUT
 from core.run_directory import RunDirectory
+from core.sections.meanings import MEANINGS, WITHOUT
 from launch import main
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 _FENCED = re.compile(
     r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|\Z)", re.MULTILINE | re.DOTALL
 )
-DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+_DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _PYTHON = re.compile(r"\{?\.?(?:py\w*|ipython\w*|python\b.*|)\}?", re.IGNORECASE)  # of a fence; none may be Python, too
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*(?:0|['\"]/dev/stdin)|\bfileinput\b")
 _PRINTS = re.compile(r"\bprint\s*\(|\bstdout\b")
@@ -36,7 +36,7 @@ def cannot_be_parsed(response: str) -> bool | None:
     >>> [cannot_be_parsed(text) for text in ("def f(x:\n", "def f(x]:\n", "def f(x):\n", "Here it is:\n")]
     [False, True, False, None]
     """
-    programs = [block.code for block in blocks_of(response) if DEFINES.search(block.code)]
+    programs = [block.code for block in blocks_of(response) if _DEFINES.search(block.code)]
     if "```" not in response and _CODE.match(response):
         programs = [response]
     return any(map(_broken, programs)) if programs else None
@@ -86,7 +86,8 @@ def program_of(response: str, record: Mapping[str, Any]) -> str:
     programs = [code for code in python if not _TESTS.search(code)] or python
     choices = (
         [code for code in programs if _answers(code, record)],
-        [code for code in programs if DEFINES.search(code)],
+        [code for code in python if _answers(code, record)],  # what is asked may be called test_...
+        [code for code in programs if _DEFINES.search(code)],
         [code for code in programs if _PRINTS.search(code) and record["format"] == "script"],
         programs,
         [block.code for block in blocks],

@@ -26,6 +26,7 @@ def caught(error: Exception) -> Exception:
         (DataError("row 3 has no prompt"), USER, "row 3 has no prompt"),
         (PermissionError(13, "Permission denied", "/x/config.yaml"), USER, "/x/config.yaml: Permission denied"),
         (OSError(36, "File name too long", b"/x/\xff"), USER, "File name too long"),
+        (ConnectionRefusedError(111, "Connection refused"), USER, "tests/commands/test_boundary.py"),
         (MemoryError(), USER, "memory"),
         (RecursionError("too deep"), DEFECT, "RecursionError: too deep"),
         (KeyError("no such key"), DEFECT, "KeyError"),

@@ -49,13 +49,3 @@ def test_a_container_has_what_its_control_group_may_have(tmp_path: Path, monkeyp
     assert machine.this_machine().memory == 1.0
     limit.write_text("max\n", encoding="ascii")
     assert machine.this_machine().memory >= whole
-
-
-def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
-    pipe, file = tmp_path / "pipe", tmp_path / "file"
-    os.mkfifo(pipe)
-    file.write_bytes(b"12345")
-    assert machine.read_whole(file, 5) == b"12345"
-    for place, most in ((pipe, 5), (Path("/dev/zero"), 5), (file, 4)):
-        with pytest.raises(OSError, match=str(place)):
-            machine.read_whole(place, most)

@@ -136,6 +136,9 @@ def test_the_last_program_that_answers_is_taken() -> None:
     assert program_of(f"```python\n{first}```\nBetter:\n```python\n{second})\n```\n", SCRIPT) == first
     inner = "class Solution:\n    def add(self, a, b):\n        return a + b\n"
     assert program_of(f"```python\n{inner}```\nUse:\n```python\nprint(Solution().add(1, 2))\n```\n", CALLS) == inner
+    named = "def test_distinct(data):\n    return len(data) == len(set(data))\n"
+    asked = {"format": "asserts", "tests": ["assert test_distinct([1, 5]) == True"]}
+    assert program_of(f"```python\n{named}```\nSo:\n```python\nprint([1, 5])\n```\n", asked) == named
     lambdas = "add = lambda a, b: a + b\n"
     assert program_of(f"```python\n{lambdas}```\n```python\ndef helper(): pass\n```\n", CALLS) == lambdas
     greeting = 'print("hello")\n'  # a problem without input
