@@ -126,6 +126,7 @@ class Part:
     data: str = ""  # data set of its problems; empty: they are generated
     points: int = 1  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
+    after: int | None = None  # seed index of the supervised training that its runs begin with
     tuned: bool = False  # whether the learning rate is
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
@@ -137,6 +138,9 @@ PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
     "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
     "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer={"dapo": 3, "paper": 3}),
+    "after": Part(
+        "demo", ("ppo", "replayed", "imitate", "replayed_imitate"), 6, HARD_FIELDS, 20_000, after=TUNING_SEED
+    ),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "dose": Part("demo", DOSES, 3, HARD_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
@@ -173,6 +177,11 @@ def best_rate(rows: Sequence[Result]) -> float | None:
     return float(max(rows, key=_rank)["run"]["rate"])
 
 
+def supervised_model(work: Path, seed: int) -> Path:
+    """Where `bench.real.supervised` leaves the model of a seed index."""
+    return work / f"supervised-{seed}"
+
+
 def data_folder(run: Run, work: Path) -> Path:
     """Where the rows of a run's seed index are."""
     return work / "data" / f"{PARTS[run.part].data}-{run.seed}"
@@ -191,6 +200,7 @@ def configuration(run: Run, work: Path, changes: Fields, device: str = "cpu") ->
         data = data_folder(run, work)
         fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / held_out_file(run)}
     fields |= {"learner.policy_lr": run.rate} if run.rate else {}
+    fields |= {} if part.after is None else {"model.path": supervised_model(work, part.after)}
     fixed = {
         "run.seed": run.seed,
         "run.root": work,

@@ -1,12 +1,13 @@
 """The comparison that replay of canonical solutions needs: supervised training on the same solutions.
 
 `python -m bench.real.supervised` trains on the training problems of `hard` in plain torch, with the rate of the recipe
-and about as many optimizer steps as a run has, and writes the success on the held-out problems.
+and about as many optimizer steps as a run has. It writes the success on the held-out problems to the table and the
+model to the folder of the runs, where the part `after` begins with that of seed index 0.
 """
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.models import ROOT
-from bench.real.plan import configuration
+from bench.real.plan import configuration, supervised_model
 from bench.report import RESULTS
 from bench.runs import Run, append_line
 from core.records import Problem
@@ -24,7 +25,7 @@ from tasks.task import Task
 from trainer.build import open_model_and_task
 from trainer.local import single_process
 
-STEPS = (13, 26)  # optimizer steps after which it is evaluated; a run of `canonical` has 24 to 28
+STEPS = 26  # of the optimizer; a run of `canonical` has 24 to 28
 RATE = 2e-5  # of all runs of the part
 ROWS = 8  # solutions of a step
 SAMPLES = 4
@@ -63,12 +64,12 @@ def evaluate(model: Any, task: Task, budget: int) -> dict[str, float]:
     return {f"pass@{k}": sum(pass_at_k(SAMPLES, one, k) for one in passed) / len(passed) for k in (1, SAMPLES)}
 
 
-def trained(model: Any, task: Task) -> Iterator[int]:
-    """Train on `ROWS` solutions in each step, in epochs of random order; yields the steps so far at each of `STEPS`."""
+def train(model: Any, task: Task) -> None:
+    """`STEPS` times `ROWS` solutions, in epochs of random order."""
     ids, labels = rows(task.train, task.tokenizer.pad_token_id or 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     order = torch.zeros(0, dtype=torch.long)
-    for step in range(1, STEPS[-1] + 1):
+    for _ in range(STEPS):
         order = order if len(order) >= ROWS else torch.randperm(len(ids))
         chosen, order = order[:ROWS], order[ROWS:]
         loss = model(ids[chosen], labels=labels[chosen]).loss
@@ -76,25 +77,27 @@ def trained(model: Any, task: Task) -> Iterator[int]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step in STEPS:
-            yield step
 
 
 def main() -> None:
     """The runs of the seed indices that are given."""
     parser = argparse.ArgumentParser(prog="python -m bench.real.supervised", description=__doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    for seed in parser.parse_args().seeds:
-        config = single_process(configuration(Run("hard", "ppo", seed), ROOT / "runs" / "real", {}))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "real", help="folder of the runs")
+    given = parser.parse_args()
+    for seed in given.seeds:
+        config = single_process(configuration(Run("hard", "ppo", seed), given.work, {}))
         with open_model_and_task(config) as ready:
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_pretrained(ready.model, dtype=torch.float32)
             begun = time.monotonic()
-            for step in trained(model, ready.task):
-                found = evaluate(model, ready.task, config.rollout.max_response_tokens)  # type: ignore[arg-type]
-                row = {"seed": seed, "steps": step, **found, "seconds": time.monotonic() - begun}
-                print(row, flush=True)
-                append_line(Path(RESULTS / "real" / "supervised.jsonl"), row)
+            train(model, ready.task)
+            model.save_pretrained(supervised_model(given.work, seed))
+            ready.task.tokenizer.save_pretrained(str(supervised_model(given.work, seed)))
+            found = evaluate(model, ready.task, config.rollout.max_response_tokens)  # type: ignore[arg-type]
+            row = {"seed": seed, "steps": STEPS, **found, "seconds": time.monotonic() - begun}
+            print(row, flush=True)
+            append_line(Path(RESULTS / "real" / "supervised.jsonl"), row)
 
 
 if __name__ == "__main__":
