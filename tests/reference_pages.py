@@ -58,7 +58,12 @@ def configuration_page() -> str:
         text += f"\n## {section}\n\n{about}\n\n| field | value | default | meaning |\n|---|---|---|---|\n"
         for name, leaf in FIELDS.items():
             if name.startswith(f"{section}."):
-                cells = (f"`{name}`", f"`{value_kind(leaf)}`", f"`{default_text(leaf)}`", explained(leaf))
+                cells = (
+                    f"`{name}`",
+                    f"`{value_kind(leaf).replace(',', ', ')}`",
+                    f"`{default_text(leaf)}`",
+                    explained(leaf),
+                )
                 text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
     return text + SOURCES
 

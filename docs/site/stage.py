@@ -22,7 +22,8 @@ def stage(target: Path) -> None:
     for source in ROOT.glob("docs/*.ipynb"):
         write_page(source, notebook_page(source), pages / source.relative_to(ROOT).with_suffix(".md"))
     shutil.copy(HERE / "zensical.toml", target)
-    shutil.copy(HERE / "iframe-worker.js", pages)
+    for name in ("iframe-worker.js", "site.css"):
+        shutil.copy(HERE / name, pages)
 
 
 def write_page(source: Path, text: str, place: Path) -> None:
