@@ -81,7 +81,7 @@ def pair_rows(config: Config, model: str, most: int) -> Rows:
     settings = config.reward_model
     if not settings.pairs:
         raise DataError("reward_model.pairs is empty: name a file or data set of preference pairs")
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, config.model.template_date)
     rows, wrong = preferences(settings)
     print(*(f"{settings.pairs}: {line}" for line in wrong), sep="\n", end="\n" * bool(wrong))
     unseen = evaluation_prompts(config.task, derive(config.run.seed, "task"))

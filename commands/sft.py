@@ -40,7 +40,7 @@ def from_task(config: Config, model: str, most: int) -> Rows:
     """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
     split, _ = encode_problems(
         config.task,
-        load_tokenizer(model),
+        load_tokenizer(model, config.model.template_date),
         task_items(config.task, derive(config.run.seed, "task")),
         (config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
         inspect_model(model).context,
@@ -90,7 +90,7 @@ def dialogues(settings: SftConfig) -> list[tuple[str, Messages]]:
 
 def from_messages(config: Config, model: str, most: int) -> Rows:
     """Training and held-out dialogues of `sft.path`. Raises DataError."""
-    path, tokenizer = config.sft.path, load_tokenizer(model)
+    path, tokenizer = config.sft.path, load_tokenizer(model, config.model.template_date)
     rows, unseen = dialogues(config.sft), evaluation_prompts(config.task, derive(config.run.seed, "task"))
     evaluated = set()
     texts: dict[str, list[Row]] = {}

@@ -75,6 +75,7 @@ def supervise(
     the held-out rows. Returns the exit status."""
     if options.resume is None:
         config = configuration(options)
+        config = config.model_copy(update={"model": config.model.dated()})
         run = RunDirectory.create(config.run.root, config.run.name, section.replace("_", "-"))
     elif options.fields:
         raise ConfigError(f"--resume uses the run's own configuration; leave out {options.fields[0]}")

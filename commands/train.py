@@ -64,6 +64,7 @@ def train_recipe(options: Namespace) -> int:
 
 def train(config: Config, recipe: str, local: bool = False, callback: Callback | None = None) -> RunDirectory:
     """Start a new run. `local`: all in this process, without Ray."""
+    config = config.model_copy(update={"model": config.model.dated()})
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with checkpoint.one_line_if_full(run), run.lock():
         run.clear()

@@ -2,6 +2,7 @@
 Unknown keys are errors, and so are fields that contradict each other: those of a section, and those of several in
 `Config`."""
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -74,6 +75,12 @@ class ModelConfig(Section):
     first run."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights. auto: the checkpoint's, but float32 on a CPU without instructions for bfloat16."""
+    template_date: date | None = None
+    """The date that a chat template with a date writes (Llama 3, Granite); null: the day on which the run began."""
+
+    def dated(self) -> Self:
+        """The section with today's date if it has none: a resumed run has the prompts of its beginning."""
+        return self if self.template_date else self.model_copy(update={"template_date": date.today()})
 
 
 class ClusterConfig(Section):

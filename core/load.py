@@ -11,6 +11,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -32,7 +33,7 @@ RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 LARGEST_RECIPE = 16 * 2**20  # bytes
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
+KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH", date: "DATE"}
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

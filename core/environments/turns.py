@@ -5,6 +5,7 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from core.environments.protocol import FIELD, Answer, Messages
+from core.environments.templates import rendered
 from core.errors import ConfigError, DataError, first_line
 
 _SAID = "\u2022said\u2022"  # stands for an action in a chat template
@@ -42,7 +43,7 @@ class TurnTokens:
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
         try:
             before, after = (
-                str(self._tokenizer.apply_chat_template(said, add_generation_prompt=reply, tokenize=False))
+                rendered(self._tokenizer, said, reply=reply)
                 for said, reply in ((asked, False), ([*asked, *messages], True))
             )
         except TemplateError as error:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from core.environments.protocol import TOOLS
+from core.environments.templates import rendered
 from core.errors import DataError, first_line
 
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
@@ -92,13 +93,12 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
 
     try:
         said = [asdict(message) for message in messages if message.role != TOOLS]
-        text = tokenizer.apply_chat_template(said, tools=tools, add_generation_prompt=reply, tokenize=False)
+        return rendered(tokenizer, said, tools=tools, reply=reply)
     except TemplateError as error:
         raise DataError(
             f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); fix or delete "
             "the row, or use another template"
         ) from None
-    return str(text)
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_a_resumed_run_keeps_changed_fields(
     config, resumed, _ = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 12
     assert resumed == run.checkpoints / "000010"
+
+
+def test_a_new_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_run", lambda *_: None)
+    for given, kept in ((None, date.today()), (date(2024, 7, 26), date(2024, 7, 26))):
+        config = Config.model_validate({"run": {"root": tmp_path}, "model": {"template_date": given}})
+        assert load_config(commands.train(config, "demo").config).model.template_date == kept
 
 
 def test_what_cannot_change_exists() -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     from tasks.task import build_task
 
     info = inspect_model(model)
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, config.model.template_date)
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
     check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)
@@ -139,8 +140,9 @@ def located(reward_model: RewardModelConfig) -> RewardModelConfig:
     return reward_model.model_copy(update={"path": path})
 
 
-def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model. Raises ModelError when there is none or it has no end-of-sequence token."""
+def load_tokenizer(path: str, template_date: date | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model; its chat template writes this date, else today's. Raises ModelError when there is none
+    or it has no end-of-sequence token."""
     from transformers import AutoTokenizer
 
     folder = Path(path)
@@ -152,6 +154,7 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
         raise ModelError(
             f"model.path = {path}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
         )
+    tokenizer.template_date = template_date
     return tokenizer
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import chat_template_utils
 
 from commands.check import check_model_and_data, check_supervised
 from core.config import Config, TaskConfig
 from core.errors import ConfigError, DataError, ModelError
-from core.load import override
+from core.load import dump_config, load_config, override
 from tasks.kinds import prompt_warnings
 from tasks.synthetic.corpus import character_tokenizer
+from tests.core.environments.test_templates import Later
 from trainer.build import open_model_and_task
 from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer, resolve_model
 
@@ -140,6 +142,24 @@ def test_check_shows_the_first_prompt_as_the_model_reads_it(tmp_path: Path) -> N
     tokenizer.chat_template = "<{{ messages[0]['content'] }}>"
     tokenizer.save_pretrained(config.model.path)
     assert "first prompt, as the model reads it: '<1+0?>'" in check_model_and_data(config)
+
+
+def test_a_run_keeps_the_date_of_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = text_recipe(tmp_path, [{"question": f"{i}+0?", "answer": f"#### {i}"} for i in range(4)])
+    tokenizer = load_tokenizer(config.model.path)
+    tokenizer.chat_template = "{{ strftime_now('%d%m') }} {{ messages[0]['content'] }}"  # as Llama 3.2's
+    tokenizer.save_pretrained(config.model.path)
+    with open_model_and_task(override(config, ["--model.template_date", "2024-07-26"])) as began:
+        assert began.task.first_prompt("").startswith("2607 ")
+    begun = config.model_copy(update={"model": config.model.dated()})
+    with open_model_and_task(begun) as began:
+        fingerprint = began.task.fingerprint
+    (tmp_path / "config.yaml").write_text(dump_config(begun))
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    with open_model_and_task(load_config(tmp_path / "config.yaml")) as resumed:
+        assert resumed.task.fingerprint == fingerprint
+    with open_model_and_task(config) as another:
+        assert another.task.first_prompt("").startswith("0201 ")
 
 
 def test_a_prompt_that_hides_what_the_judge_looks_for_is_said_by_check_and_train(
