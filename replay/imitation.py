@@ -27,7 +27,7 @@ class Imitation(StartSource):
         text of a success."""
         self._answers, self._is_wrong = Answers(most, problems, "imitated"), is_wrong
 
-    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
+    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
         """Some of the successes that have not faded."""
         return self._answers.draw(at)
 

@@ -1,6 +1,6 @@
 """Replay as a start source: states of earlier rollouts are starts again (RRL, arXiv 2504.14363).
 
-Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `repeat` asks for the values
+Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `extra` asks for the values
 of stale states and for the scores of canonical solutions, and repeats discoveries. `observe` stores outcomes and new
 states. Replayed states only change where rollouts start: continuations are on-policy, so a replayed prefix is treated
 like a prompt.
@@ -93,7 +93,7 @@ class Replay(StartSource):
         choose = partial(self._visits.choose, iteration=at.iteration) if config.bounded else None
         return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed, choose))]
 
-    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Discoveries; canonical solutions of the problems of this iteration's fresh starts, to be scored; and the
         states of highest priority whose value is from an earlier critic, to be valued."""
         stale = self._store.top(self._stale, older_than=at.version) if self._stale else []

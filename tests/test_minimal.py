@@ -106,7 +106,7 @@ class Given(StartSource):
     def judge(self, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
         return rollouts
 
-    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         found = []
         for index, one in enumerate(self.rows[len(rollouts) :]):
             start, ids = root_start(self.problems[one.problem], at, index, "imitated"), self.ids(one.text)

@@ -35,7 +35,7 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
         rollouts = clock.timed("generate", run.engines.generate, starts)
         rollouts = clock.timed("reward", judged, run, rollouts, at)
         rollouts = resampled(run, rollouts, at, clock)  # dynamic sampling, if it is on
-        rollouts += clock.timed("replay", run.sources.repeat, rollouts, at)  # answers to imitate, states to value
+        rollouts += clock.timed("replay", run.sources.extra, rollouts, at)  # answers to imitate, states to value
         rollouts = clock.timed("score", run.learner.score, rollouts)  # values and log-probabilities
     clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, own successes
     batch = clock.timed("update", credit, rollouts, run.algorithm, run.learner.now())  # what every token weighs

@@ -54,9 +54,9 @@ class Sources(StartSource):
         self._check([*fresh, *wanted])
         return [*fresh, *wanted]
 
-    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
+    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """See `StartSource`."""
-        return [rollout for source in self._all.values() for rollout in source.repeat(rollouts, at)]
+        return [rollout for source in self._all.values() for rollout in source.extra(rollouts, at)]
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
         """See `StartSource`."""

@@ -35,13 +35,13 @@ class StartSource:
         """At most `most` starts for the iteration `at`. Fresh problems take the places that are left."""
         return []
 
-    def repeat(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
-        """Earlier answers that the learner scores with the iteration's `rollouts`: to imitate (`Use.IMITATE`), or only
-        for their values (`Use.VALUE`)."""
+    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
+        """What it adds to the iteration's `rollouts` before the learner scores them all: earlier answers to imitate
+        (`Use.IMITATE`), and texts that only need scores (`Use.VALUE`, `Use.SOLUTION`)."""
         return []
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
-        """Learn from all judged and scored rollouts of the iteration: its own, those of other sources, the repeated
+        """Learn from all judged and scored rollouts of the iteration: its own, those of other sources, the extra
         ones."""
 
     def save(self, folder: Path) -> None:

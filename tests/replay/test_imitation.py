@@ -46,7 +46,7 @@ def at(version: int = 1, seed: int = 0) -> Progress:
 
 
 def kept(found: Imitation) -> dict[str, list[int]]:
-    return {each.start.problem_id: each.tokens.tolist() for each in found.repeat([], at())}
+    return {each.start.problem_id: each.tokens.tolist() for each in found.extra([], at())}
 
 
 def test_the_worked_example() -> None:
@@ -100,7 +100,7 @@ def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
     found.observe([one for name in range(50) for one in visit(f"p{name}", "+-")], at())
 
     def drawn(seed: int) -> list[str]:
-        return [each.start.problem_id for each in found.repeat([], at(seed=seed))]
+        return [each.start.problem_id for each in found.extra([], at(seed=seed))]
 
     assert len(set(drawn(1))) == 20
     assert drawn(1) == drawn(1)
@@ -112,7 +112,7 @@ def test_a_success_halves_its_weight_every_32_versions_and_is_dropped_after_thre
     found.observe(visit("p", "+---"), at(version=8))
 
     def weights(version: int) -> list[float]:
-        return [each.weight for each in found.repeat([], at(version))]
+        return [each.weight for each in found.extra([], at(version))]
 
     assert [weights(8), weights(40), weights(8 + 96)] == [[1.0], [0.5], [0.125]]
     assert weights(8 + 97) == []
@@ -124,7 +124,7 @@ def test_a_success_halves_its_weight_every_32_versions_and_is_dropped_after_thre
 def test_what_is_repeated_is_a_whole_rollout_to_imitate() -> None:
     found = source()
     found.observe(visit("p", "+-"), at())
-    (one,) = found.repeat([], at())
+    (one,) = found.extra([], at())
     assert (one.use, one.verdict.correct, one.start.replayed, one.start.id) == (Use.IMITATE, True, False, "1.i0")
     assert one.tokens.size == one.logprobs.size == one.versions.size == 1
 

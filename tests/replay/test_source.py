@@ -79,7 +79,7 @@ def test_outcomes_of_replayed_starts_reach_their_states_and_others_do_not(store:
 def test_stale_states_are_valued_anew_and_a_value_that_is_not_finite_is_not_stored(store: ReplayStore) -> None:
     replay = source(store, stale=2)
     replay.observe([rollout("p", False, 7, 8, 9)], replace(AT, version=4))
-    queries = replay.repeat([], AT)
+    queries = replay.extra([], AT)
     assert [(query.use, query.tokens.size) for query in queries] == [(Use.VALUE, 1)] * 2
     assert {tuple(query.start.context_ids.tolist()) for query in queries} == {(1, 2, 7), (1, 2, 7, 8)}
     values = (np.array([math.nan], np.float32), np.array([0.25], np.float32))
@@ -87,19 +87,19 @@ def test_stale_states_are_valued_anew_and_a_value_that_is_not_finite_is_not_stor
     assert sorted(state.value for state in store.top(9, 99)) == [0.0, 0.25]
     assert len(store) == 2
     # One has a value of version 5 now; at version 5 the other is stale.
-    assert [query.start.state_key for query in replay.repeat([], AT)] == [queries[0].start.state_key]
+    assert [query.start.state_key for query in replay.extra([], AT)] == [queries[0].start.state_key]
 
 
 def test_canonical_solutions_of_fresh_starts_are_valued_and_stored(store: ReplayStore) -> None:
     replay = source(store, canonical=True)
     replayed = scored(state_start(SOLVED, ids(3), 77, AT, 0), ids(4), False)
     rollouts = [rollout("p", False, 7, 8), rollout("p", False, 7, 9), rollout("q", False, 7), replayed]
-    (solution,) = replay.repeat(rollouts, AT)
+    (solution,) = replay.extra(rollouts, AT)
     assert (solution.tokens.tolist(), solution.use, solution.verdict.correct) == ([3, 4, 5], Use.SOLUTION, True)
     log_p = np.full(3, -1.0, np.float32)
     replay.observe([replace(solution, values=np.zeros(3, np.float32), proximal=log_p)], AT)
     assert [state.prefix_ids.tolist() for state in store.top(9, 99)] in ([[3], [3, 4]], [[3, 4], [3]])
-    assert source(store).repeat(rollouts, AT) == []
+    assert source(store).extra(rollouts, AT) == []
 
 
 def test_a_rollout_whose_reward_is_not_finite_is_not_stored(store: ReplayStore) -> None:
@@ -145,7 +145,7 @@ def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(store:
     (start, _) = replay.propose(4, AT)
     found = scored(start, ids(9, 4), True)
     replay.observe([found, scored(start, ids(9, 5), False)], AT)
-    (repeated,) = replay.repeat([], AT)
+    (repeated,) = replay.extra([], AT)
     assert (repeated.use, repeated.start.replayed, repeated.tokens.tolist()) == (
         Use.IMITATE, False, [*start.prefix_ids.tolist(), 9, 4],
     )  # fmt: skip
@@ -153,12 +153,12 @@ def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(store:
     (tmp_path / "saved").mkdir()
     replay.save(tmp_path / "saved")
     replay.observe([rollout("p", False, 7, 7), rollout("p", True, 7, 7)], AT)
-    assert replay.repeat([], AT) == []
+    assert replay.extra([], AT) == []
     replay.observe([found], AT)  # the root succeeds: it teaches more
-    assert replay.repeat([], AT) == []
+    assert replay.extra([], AT) == []
     replay.restore(tmp_path / "saved")
-    assert [one.tokens.tolist() for one in replay.repeat([], AT)] == [repeated.tokens.tolist()]
-    assert source(store, discoveries=0).repeat([], AT) == []
+    assert [one.tokens.tolist() for one in replay.extra([], AT)] == [repeated.tokens.tolist()]
+    assert source(store, discoveries=0).extra([], AT) == []
 
 
 def test_a_truncated_or_wrong_success_is_no_discovery(store: ReplayStore) -> None:
@@ -166,4 +166,4 @@ def test_a_truncated_or_wrong_success_is_no_discovery(store: ReplayStore) -> Non
     replay.observe([rollout("p", False, 7, 8, 9)], AT)
     (start, _) = replay.propose(4, AT)
     replay.observe([replace(scored(start, ids(9, 4), True), finish=Finish.LENGTH)], AT)
-    assert replay.repeat([], AT) == []
+    assert replay.extra([], AT) == []

@@ -61,7 +61,7 @@ def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | 
     for source in (Replay(config, store, problems, Cutting(ends, 200, is_wrong), stale=0), imitation):
         source.observe(judged, at)
     states = [task.decode(state.prefix_ids) for state in store.sample(100, seed=0)]
-    return sorted(states), [task.decode(each.response_ids) for each in imitation.repeat([], at)]
+    return sorted(states), [task.decode(each.response_ids) for each in imitation.extra([], at)]
 
 
 def test_states_end_before_the_false_equation_and_a_lucky_success_is_not_imitated(task: Task, tmp_path: Path) -> None:
