@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from bench.statistics import difference, text_of, with_interval
 from core.run_directory import read_jsonl
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-FIGURES: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "figures.yaml").read_text("utf-8"))
-MARKED = {"README.md": {"real"}, "docs/results.md": {"real", "learning"}}
-BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+LIST: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "figures.yaml").read_text("utf-8"))
+FIGURES: dict[str, Any] = LIST["figures"]
+QUOTES = [(page, words) for page, quotes in LIST["quotes"].items() for words in quotes]
+NAME = r"\{([\w.]+)\}"
 
 
 def text_of_figure(name: str) -> str:
@@ -67,39 +67,35 @@ def of_real(part: str, measure: str, column: str) -> str:
     return with_interval(difference([_success(arms[plus][seed], -1) for seed in seeds], others), 100)
 
 
-def marked(page: str) -> Iterator[tuple[str, str]]:
-    """Cells of the tables whose marker says what each row and column is, and what they should say."""
-    for marker, table in re.findall(r"<!-- ((?:learning|real) \| .*?) -->\n((?:\|.*\n)+)", page):
-        kind, *parts = marker.split(" | ")
-        fields = dict(part.split(": ") for part in parts)
-        for row, line in zip(fields["rows"].split(", "), table.splitlines()[2:], strict=True):
-            cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
-            for column, cell in zip(fields["columns"].split(", "), cells, strict=True):
-                yield cell, of_learning(row, column) if kind == "learning" else of_real(fields["part"], row, column)
+def of_row(row: str, column: str) -> str:
+    """What a cell says. `row`: a part of bench.real and an entry of its evaluations, or a setting of bench.learning."""
+    part, measure = row.split(" ", 1)
+    return of_real(part, measure, column) if (RESULTS / "real" / f"{part}.jsonl").exists() else of_learning(row, column)
 
 
-@BY_PAGE
-def test_tables_say_what_the_runs_say(page: Path) -> None:
-    assert [(cell, value) for cell, value in marked(page.read_text("utf-8")) if cell != value] == []
+def cells(page: str, heading: str) -> list[list[str]]:
+    """The body of the table whose first column has this heading, without that column."""
+    (body,) = re.findall(
+        rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", (ROOT / page).read_text("utf-8"), re.MULTILINE
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in body.splitlines()]
 
 
-def test_the_tables_of_results_are_marked() -> None:
-    kinds = {page: set(re.findall(r"<!-- (learning|real) \|", (ROOT / page).read_text("utf-8"))) for page in MARKED}
-    assert kinds == MARKED
+@pytest.mark.parametrize("table", LIST["tables"], ids=lambda table: f"{table['page']}: {table['heading']}")
+def test_tables_say_what_the_runs_say(table: Mapping[str, Any]) -> None:
+    assert cells(table["page"], table["heading"]) == [
+        [of_row(row, column) for column in table["columns"]] for row in table["rows"]
+    ]
 
 
-@BY_PAGE
-def test_quoted_figures_are_those_of_the_list(page: Path) -> None:
-    text = page.read_text("utf-8")
-    for mark in re.finditer(r"<!--([\w.]+)-->", text):
-        assert text[: mark.start()].endswith(text_of_figure(mark[1])), mark[1]
-    for names, block in re.findall(r"<!-- below: (.*?) -->\n+```text\n(.*?)```", text, re.DOTALL):
-        assert [name for name in names.split(", ") if text_of_figure(name) not in block] == []
+@pytest.mark.parametrize(("page", "words"), QUOTES, ids=[f"{page}: {words}" for page, words in QUOTES])
+def test_pages_quote_the_figures_of_the_list(page: str, words: str) -> None:
+    expected = re.sub(NAME, lambda name: text_of_figure(name[1]), words)
+    assert expected in " ".join((ROOT / page).read_text("utf-8").split())
 
 
 def test_every_figure_of_the_list_is_quoted() -> None:
-    quoted = " ".join(re.findall(r"<!--(.*?)-->", "\n".join(page.read_text("utf-8") for page in PAGES)))
-    assert [name for name in FIGURES if name not in re.findall(r"[\w.]+", quoted)] == []
+    assert FIGURES.keys() == {name for _, words in QUOTES for name in re.findall(NAME, words)}
 
 
 def least_and_greatest(figure: Mapping[str, Any]) -> list[float]:
