@@ -191,7 +191,16 @@ def launch() -> float:
     from bench.demo import recipe
 
     with tempfile.TemporaryDirectory() as folder:
-        fields = ["--run.root", folder, "--run.name", "launch", "--model.path", recipe({}).model.path]
+        fields = [
+            "--config",
+            "configs/arithmetic.yaml",
+            "--run.root",
+            folder,
+            "--run.name",
+            "launch",
+            "--model.path",
+            recipe({}).model.path,
+        ]
         fields += ["--task.eval_problems", "1", "--cluster.address", "local"]
         first = Path(folder) / "launch" / "evaluations.jsonl"
         begun = time.perf_counter()

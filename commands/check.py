@@ -5,13 +5,12 @@ from argparse import Namespace
 from dataclasses import asdict
 
 from actors.options import describe_options
-from commands.options import configuration
 from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
 from core.config import ClusterConfig, Config, every_source
 from core.errors import ModelError
-from core.load import dump_config
+from core.load import check_named, dump_config, load_config, override
 from core.machine import this_machine
 from core.plan import (
     BatchPlan,
@@ -42,11 +41,12 @@ from trainer.model.needs import critic
 
 def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
-    config = configuration(options)
+    config = override(load_config(*options.config), options.fields)
     plan = batch_plan(config)
     print(dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), sep="\n")
     try:
         preflight(config, offline=options.offline)
+        check_named(config)
         here = choose_device(config.cluster, lambda: this_machine().gpus > 0)
         device = here if options.offline else expected_device(config.cluster)
         bundles = placement(config, device)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.options import DEFAULT, configuration
+from commands.options import configuration
 from commands.preflight import check_configuration
 from core.config import (
     Config,
@@ -100,9 +100,12 @@ def compare_by_judge(
 
 
 def evaluate_target(options: Namespace) -> int:
-    """`launch.py evaluate`: take the configuration of --config, or of the target's run, or of the default recipe."""
+    """`launch.py evaluate`: take the configuration of --config, or of the target's run."""
+    for path, field in ((options.target, "evaluate"), (options.against, "--against")):
+        if path:
+            check_place(path, field)
     run = run_of(Path(options.target)) if options.target else None
-    config = configuration(options, run.config if run else DEFAULT)
+    config = configuration(options, *([run.config] if run else []), model=options.target)
     evaluate_models(config, options.target, options.against, options.responses, options.local)
     return 0
 
@@ -111,8 +114,6 @@ def evaluate_models(
     config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
 ) -> Evaluation:
     """Evaluate `target` (run, checkpoint, model; empty: model.path), maybe `against` another; returns the first's."""
-    if against:
-        check_place(against, "--against")
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:

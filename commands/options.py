@@ -9,19 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from core import PROGRAM, ROOT
+from core import PROGRAM
 from core.config import Config
-from core.load import OptionParser, load_config, override
-
-DEFAULT = ROOT / "configs" / "arithmetic.yaml"
-"""The recipe without --config. Its path is not relative to launch.py, because `ray submit` copies only that file."""
+from core.load import OptionParser, check_named, load_config, override
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """The options given to a command. --help ends here. Raises ConfigError, also for a wrong recipe or field."""
     options = command_parser(command).read(arguments)
     if COMMANDS[command].fields:
-        override(load_config(options.config) if options.config else Config(), options.fields)
+        override(load_config(*options.config), options.fields)
     return options
 
 
@@ -31,15 +28,19 @@ def command_parser(command: str) -> OptionParser:
     parser = OptionParser(command, chosen.about, chosen.fields)
     parser.set_defaults(local=False)
     if chosen.fields:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/arithmetic.yaml)")
+        about = "recipe; given several times, a later one changes fields of the earlier ones"
+        parser.add_argument("--config", type=Path, action="append", default=[], metavar="FILE", help=about)
     for add in chosen.options:
         add(parser)
     return parser
 
 
-def configuration(options: argparse.Namespace, recipe: Path = DEFAULT) -> Config:
-    """The defaults, changed by --config (or else by `recipe`), then by the fields in `options`. Raises ConfigError."""
-    return override(load_config(options.config or recipe), options.fields)
+def configuration(options: argparse.Namespace, *recipe: Path, model: str = "") -> Config:
+    """The defaults, changed by each --config (or else by `recipe`), then by the fields in `options`. Raises
+    ConfigError, also where none of them names a model or a task. `model`: one that the command names itself."""
+    config = override(load_config(*options.config or recipe), options.fields)
+    check_named(config, model)
+    return config
 
 
 def _resume(parser: OptionParser) -> None:
@@ -118,7 +119,7 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "commands.train:train_recipe",
         "[--config FILE | --resume RUN]",
-        "Train a recipe (without one the CPU default, configs/arithmetic.yaml), or continue a run.",
+        "Train a recipe, or continue a run.",
         [_resume, _engines],
     ),
     "evaluate": Command(

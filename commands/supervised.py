@@ -77,8 +77,9 @@ def supervise(
         config = configuration(options)
         config = config.model_copy(update={"model": config.model.dated()})
         run = RunDirectory.create(config.run.root, config.run.name, section.replace("_", "-"))
-    elif options.fields:
-        raise ConfigError(f"--resume uses the run's own configuration; leave out {options.fields[0]}")
+    elif options.fields or options.config:
+        extra = options.fields[0] if options.fields else "--config"
+        raise ConfigError(f"--resume uses the run's own configuration; leave out {extra}")
     else:
         run = RunDirectory.open(Path(options.resume))
         config = load_config(run.config)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from commands.options import DEFAULT, configuration
+from commands.options import configuration
 from commands.preflight import preflight
 from core import PROGRAM
-from core.config import Config
+from core.config import Config, task_title
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import FIELDS, dump_config, load_config, override, setting
@@ -54,7 +54,8 @@ Callback = Callable[[IterationMetrics], object]
 def train_recipe(options: Namespace) -> int:
     """`launch.py train`: start a new run, or with --resume continue an earlier one."""
     if not options.resume:
-        train(configuration(options), (options.config or DEFAULT).stem, options.local)
+        config = configuration(options)
+        train(config, options.config[-1].stem if options.config else task_title(config.task), options.local)
         return 0
     if options.config:
         raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")

@@ -202,9 +202,18 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_config(path: Path | str) -> Config:
-    """The configuration of a YAML file over the defaults. A path such as configs/demo.yaml that does not exist here is
-    looked for in the project's own folder. Raises ConfigError, naming the nearest of an unknown key."""
+def load_config(*paths: Path | str) -> Config:
+    """The configuration of YAML files over the defaults; of several files the later one wins, field by field. A path
+    such as configs/demo.yaml that does not exist here is looked for in the project's own folder. Raises ConfigError,
+    naming the nearest of an unknown key."""
+    data: dict[str, Any] = {}
+    for path in paths:
+        data = _merged(data, _read_sections(path))
+    return parse_config(data, source=" + ".join(map(str, paths)))
+
+
+def _read_sections(path: Path | str) -> dict[str, Any]:
+    """What a YAML file contains. Raises ConfigError."""
     try:
         text = read_whole(Path(path) if Path(path).exists() else ROOT / path, LARGEST_RECIPE).decode("utf-8")
     except OSError as error:
@@ -219,7 +228,21 @@ def load_config(path: Path | str) -> Config:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict | None):
         raise ConfigError(f"{path}: expected sections (run, model, task, ...) with fields, found {type(data).__name__}")
-    return parse_config(data or {}, source=str(path))
+    return data or {}
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Sections of two files. A field whose value is a mapping is replaced whole, as by an option.
+
+    >>> _merged({"run": {"seed": 1, "name": "a"}}, {"run": {"seed": 2}})
+    {'run': {'seed': 2, 'name': 'a'}}
+    """
+    found = dict(first)
+    for name, value in second.items():
+        path = f"{prefix}{name}"
+        both = isinstance(value, dict) and isinstance(first.get(name), dict) and path not in FIELDS
+        found[name] = _merged(first[name], value, f"{path}.") if both else value
+    return found
 
 
 def parse_config(data: Mapping[str, Any], source: str) -> Config:
@@ -236,15 +259,37 @@ def _parsed(data: Mapping[str, Any], source: str, kind: type[AnyConfig]) -> AnyC
 
 def override(config: AnyConfig, options: Sequence[str]) -> AnyConfig:
     """The configuration with options `--section.field value` (or `=value`; `null` is none). Raises ConfigError."""
-    data = config.model_dump()
+    data = config.model_dump(exclude_unset=True)  # so that `check_named` knows what was named
     for option in OptionParser().read(options).fields:
         name, _, text = option.removeprefix("--").partition("=")
         *sections, leaf = name.split(".")
         section = data
         for key in sections:
-            section = section[key]
+            section = section.setdefault(key, {})
         section[leaf] = None if text == "null" else text
     return _parsed(data, "command line", type(config))
+
+
+def check_named(config: Config, model: str = "") -> None:
+    """Raises ConfigError when neither a recipe nor an option names a model or a task: the defaults are a toy. `model`:
+    a model without a recipe, whose task has to be named."""
+    if config.task.model_fields_set & {"name", "sources"}:
+        return
+    if config.task.path:
+        raise ConfigError(
+            f"task.name: it says how answers to the rows of {config.task.path} are judged; name it: --task.name gsm8k, "
+            "math, or prompts with --task.reward, or in --config FILE"
+        )
+    if model:
+        raise ConfigError(
+            f"task.name: {model} is no run, which would name its task; name one: --config FILE, or --task gsm8k "
+            "--task.path FILE"
+        )
+    if "path" not in config.model.model_fields_set:
+        raise ConfigError(
+            "model.path and task.name: name a model and a task: --config FILE (such as configs/demo.yaml), or "
+            "--model.path MODEL --task.name gsm8k --task.path FILE"
+        )
 
 
 def explain(error: ValidationError) -> str:

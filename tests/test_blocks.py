@@ -116,7 +116,7 @@ def test_checks_that_need_no_model_pass(block: Block, folder: Path) -> None:
     for _, _, name, *options in commands(block):
         if name == "check":
             given = read_options(name, options)
-            if given.offline or load_config(given.config).model.path == "starter":
+            if given.offline or load_config(*given.config).model.path == "starter":
                 done = here(name, *options)
                 assert done.returncode == 0, done.stderr
 

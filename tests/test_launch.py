@@ -21,6 +21,7 @@ from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
 ROOT = Path(__file__).parents[1]
+STARTER = ("--config", "configs/arithmetic.yaml")
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -117,6 +118,16 @@ def test_evaluate_leaves_no_folder_behind_for_a_mistyped_target(tmp_path: Path) 
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("command", ["train", "check", "evaluate", "sft", "reward-model"])
+def test_a_run_names_a_model_or_a_task(command: str, tmp_path: Path) -> None:
+    """The defaults alone are a toy. A recipe that names neither is as good as none, and rows need a judge."""
+    (tmp_path / "c.yaml").write_text("replay:\n  ratio: 0.5\n")
+    for options in ([], ["--config", str(tmp_path / "c.yaml")], ["--task.eval_problems", "5"]):
+        line = error_here(command, *options, "--run.root", str(tmp_path))
+        assert all(name in line for name in ("model.path", "task.name", "--config FILE"))
+    assert "task.name" in error_here(command, "--model.path", "m", "--task.path", "rows.jsonl")
+
+
 def test_unknown_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("replay:\n  ratoi: 0.5\n")
     assert "'replay.ratio'" in error_here("check", "--config", str(tmp_path / "c.yaml"))
@@ -131,7 +142,7 @@ def test_batch_sizes_that_do_not_divide() -> None:
 
 
 def test_a_template_without_the_question_is_found_before_the_starter_is_built() -> None:
-    assert "task.template" in error_here("check", "--task.template", "Answer:")
+    assert "task.template" in error_here("check", *STARTER, "--task.template", "Answer:")
 
 
 def test_missing_data_file() -> None:
@@ -154,7 +165,7 @@ def test_missing_column(tmp_path: Path) -> None:
 
 def test_prompts_beyond_the_context() -> None:
     assert "3000 + 80 = 3080 tokens, but the model's context is 2048" in error_here(
-        "check", "--rollout.max-prompt-tokens", "3000", "--rollout.max-response-tokens", "80"
+        "check", *STARTER, "--rollout.max-prompt-tokens", "3000", "--rollout.max-response-tokens", "80"
     )
 
 
@@ -183,7 +194,7 @@ def test_unreadable_model(tmp_path: Path) -> None:
 
 
 def test_not_enough_cpus() -> None:
-    line = error_here("check", "--cluster.rollout_cpus", "500")
+    line = error_here("check", *STARTER, "--cluster.rollout_cpus", "500")
     assert "asks for" in line
     assert "the cluster has" in line
 
@@ -192,7 +203,7 @@ def test_not_enough_cpus() -> None:
 def test_a_cluster_that_is_gone(command: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-    line = error_here(command, "--cluster.address", address, "--run.root", str(tmp_path))
+    line = error_here(command, *STARTER, "--cluster.address", address, "--run.root", str(tmp_path))
     assert f"cluster.address = '{address}'" in line
     assert "Connection refused" in line
 
@@ -222,7 +233,7 @@ def test_report_summarises_a_run_and_draws_it_anew(tmp_path: Path) -> None:
 
 def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
     result = here(
-        "check", "--offline", "--rollout.starts", "12", "--rollout.samples", "4", "--learner.minibatches", "6"
+        "check", "--offline", *STARTER, "--rollout.starts", "12", "--rollout.samples", "4", "--learner.minibatches", "6"
     )
     assert "12 starts x 4 samples = 48" in result.stdout
     assert "48 / 6 = 8 trajectories" in result.stdout

@@ -16,7 +16,6 @@ import yaml
 
 import launch
 from commands.export import model_card
-from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from tests.trainer.examples import iteration
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path: Path) -> Path:
     """A run with two iterations, an evaluation, and a checkpoint whose policy is two small files."""
     made = RunDirectory.create(tmp_path, "mine", "demo")
-    made.config.write_text(dump_config(load_config(DEFAULT)))
+    made.config.write_text(dump_config(load_config("configs/arithmetic.yaml")))
     sink = JsonlSink(made.metrics, last=0)
     for number in (1, 2):
         sink.write(iteration(number))
@@ -63,7 +62,7 @@ def test_the_card_names_base_model_data_recipe_and_the_results_on_evaluation_set
     fields = ["--model.path", "someone/base", "--task.name", "gsm8k", "--task.path", "openai/gsm8k:main"]
     fields += ["--learner.lora_rank", "8", "--learner.policy_lr", "1e-5", "--run.seed", "7"]
     fields += ["--task.eval_sets", '[{"label": "exam", "path": "some/exam.jsonl"}]']
-    config = override(load_config(DEFAULT), fields)
+    config = override(load_config("configs/arithmetic.yaml"), fields)
     record = {"problems": 4, "success": 0.5, "low": 0.25, "high": 0.75, "pass": {}}
     record |= {"truncated": 0.0, "left_out": 0, "judge_failures": 0, "levels": [], "sources": []}
     line = {"iteration": 2, **record, "sets": [{"set": "exam", **record, "sets": []}]}

@@ -65,5 +65,7 @@ def test_what_train_refuses_check_refuses_too(
     if field == "monitor.sinks":
         monkeypatch.setattr("monitor.trackers.find_spec", lambda _: None)
     for command in ("check", "train"):
-        assert launch.main([command, "--run.root", str(tmp_path), f"--{field}", value]) == 2
+        assert (
+            launch.main([command, "--task.name", "arithmetic", "--run.root", str(tmp_path), f"--{field}", value]) == 2
+        )
         assert capsys.readouterr().err.startswith(f"error: {told}")

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import launch
-from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
 from core.records import Provenance
 from core.run_directory import RunDirectory, write_atomically
@@ -26,7 +25,7 @@ from tests.replay.made import outcome, states
 def run(tmp_path: Path) -> Path:
     """A run's directory with configuration, tokenizer and a store: a failure, and a success that goes on from it."""
     made = RunDirectory.create(tmp_path, "r", "demo")
-    config = override(load_config(DEFAULT), ["--replay.ranking", "value"])
+    config = override(load_config("configs/arithmetic.yaml"), ["--replay.ranking", "value"])
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
     tokenizer.save_pretrained(made.tokenizer)

@@ -229,6 +229,7 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
         ("--SECTION.arguments 3", "SECTION.arguments = "),
         ("--learner.lora_rank 4", "learner.lora_rank = 4"),
         ("--resume RUN --run.seed 3", "leave out --run.seed"),
+        ("--resume RUN", "leave out --config"),
     ],
 )
 def test_bad_arguments_are_one_line_that_names_them(recipe: Path, command: str, options: str, told: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import launch
 from commands import evaluate as evaluation
 from commands import train as commands
-from commands.options import COMMANDS, DEFAULT, overview
+from commands.options import COMMANDS, overview
 from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.interruption import INTERRUPTED
@@ -86,13 +86,14 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     config, target, against, responses, local = asked.pop()
     assert (config.run.iterations, config.task.name, target) == (7, "sums", policy)
     assert (against, responses) == ("b", Path("r.parquet"))
-    assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
+    starter = ["evaluate", "--config", "configs/arithmetic.yaml"]
+    assert launch.main([*starter, "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()
-    assert (config, target) == (override(load_config(DEFAULT), ["--evaluation.samples=8"]), "")
-    assert launch.main(["evaluate", "--local"]) == 0
+    assert (config, target) == (override(load_config(starter[-1]), ["--evaluation.samples=8"]), "")
+    assert launch.main([*starter, "--local"]) == 0
     assert asked.pop()[-1]  # locally
     recipe = tmp_path / "other.yaml"
-    recipe.write_text("run:\n  iterations: 3\n")
+    recipe.write_text("run:\n  iterations: 3\ntask:\n  name: sums\n")
     assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0
     assert asked.pop()[0].run.iterations == 3
 
@@ -236,5 +237,5 @@ def test_only_training_can_be_resumed(
 
     function = {"train": "train.train", "evaluate": "evaluate.evaluate_models", "check": "check.check_recipe"}[command]
     monkeypatch.setattr(f"commands.{function}", stop)
-    assert launch.main([command]) == INTERRUPTED
+    assert launch.main([command, "--task.name", "arithmetic"]) == INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint

@@ -7,7 +7,7 @@ import pytest
 
 from core.config import Config
 from core.errors import ClusterError, ConfigError
-from core.load import dump_config, load_config, override, parse_config
+from core.load import check_named, dump_config, load_config, override, parse_config
 from core.plan import (
     Resources,
     batch_plan,
@@ -279,3 +279,24 @@ def test_options_change_single_fields() -> None:
     assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
     with pytest.raises(ConfigError, match=r"run\.seed = 'x'"):
         override(config, ["--run.seed", "x"])
+
+
+def test_a_later_recipe_changes_fields_of_the_earlier_ones(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("run: {seed: 1, name: a}\ntask: {columns: {prompt: q}}\nsft: {arguments: {max_steps: 1}}\n")
+    second.write_text("run: {seed: 2}\ntask: {columns: {answer: a}}\nsft: {arguments: {max_length: 9}}\n")
+    both, swapped = load_config(first, second), load_config(second, first)
+    assert (both.run.seed, both.run.name, swapped.run.seed) == (2, "a", 1)
+    assert (both.task.columns.prompt, both.task.columns.answer) == ("q", "a")
+    assert both.sft.arguments == {"max_length": 9}  # a field is replaced whole, as by an option
+    second.write_text("run: 3\n")
+    with pytest.raises(ConfigError, match=r"b\.yaml: run = 3"):
+        load_config(first, second)
+
+
+def test_naming_a_model_or_a_task_is_kept_by_options() -> None:
+    """`override` does not name what nobody named."""
+    with pytest.raises(ConfigError, match=r"model\.path and task\.name"):
+        check_named(override(Config(), ["--run.seed", "3"]))
+    for option in ("--model.path=m", "--task.name=sums", '--task.sources=[{"name": "sums"}]'):
+        check_named(override(override(Config(), [option]), ["--run.seed", "3"]))

@@ -152,7 +152,7 @@ def test_launch_runs_alone_as_ray_submit_puts_it(tmp_path: Path) -> None:
     """`ray submit` copies launch.py into the home folder; everything else must come through PYTHONPATH."""
     shutil.copy(ROOT / "launch.py", tmp_path)
     result = subprocess.run(
-        [sys.executable, "launch.py", "check", "--offline"],
+        [sys.executable, "launch.py", "check", "--offline", "--config", "configs/arithmetic.yaml"],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -28,7 +28,16 @@ def test_one_process_has_one_engine_one_rank_and_its_own_judge(monkeypatch: pyte
 def test_openmp_is_told_how_its_threads_wait_before_torch_brings_it(command: str, tmp_path: Path) -> None:
     """What OpenMP itself says when it comes up; a setting of the user's own is kept."""
     free = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    options = ["--run.root", str(tmp_path), "--algorithm.estimator", "rloo", "--rollout.samples", "1"]
+    options = [
+        "--task.name",
+        "arithmetic",
+        "--run.root",
+        str(tmp_path),
+        "--algorithm.estimator",
+        "rloo",
+        "--rollout.samples",
+        "1",
+    ]
     said = subprocess.run(
         [sys.executable, "launch.py", command, "--local", *options],
         cwd=Path(__file__).parents[2],

@@ -110,9 +110,13 @@ def test_a_ranking_without_words_still_tells_that_it_is_the_ranking(tmp_path: Pa
 
 
 def test_check_accepts_a_users_own_ranking_and_refuses_a_wrong_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["check", "--offline", "--replay.ranking", "own_ranking:Shallow"]) == 0
+    assert (
+        launch.main(["check", "--offline", "--task.name", "arithmetic", "--replay.ranking", "own_ranking:Shallow"]) == 0
+    )
     assert "own_ranking:Shallow" in capsys.readouterr().out
-    assert launch.main(["check", "--offline", "--replay.ranking", "own_ranking:Short"]) != 0
+    assert (
+        launch.main(["check", "--offline", "--task.name", "arithmetic", "--replay.ranking", "own_ranking:Short"]) != 0
+    )
     assert "error: replay.ranking 'own_ranking:Short' on 10 states: priority is" in capsys.readouterr().err
 
 
