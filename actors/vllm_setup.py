@@ -8,7 +8,6 @@ from typing import Any
 from actors.options import STRUCTURED
 from core.config import ResolvedRollout
 from core.errors import ConfigError, ModelError, first_line
-from core.startup import KEEP_FREED_MEMORY
 
 CPU_BLOCK = 32
 """Tokens per KV block on CPU, a multiple of 32. vLLM's default there, 128, would share no shorter prefix."""
@@ -24,7 +23,6 @@ def environment(device: str, threads: int) -> dict[str, str]:
     if device != "cpu":
         return common
     return common | {
-        **KEEP_FREED_MEMORY,
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

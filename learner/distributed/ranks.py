@@ -2,7 +2,6 @@
 the group with a `LearnerError` that names the rank (or its own `RetrospectError`): the others could only hang."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import KEEP_FREED_MEMORY, RANK, in_group
+from core.startup import RANK, in_group
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
@@ -142,9 +141,6 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: threads, accelerator, on CPU memory allocation where the user has not set it."""
+    """Environment of a rank's process: threads and accelerator."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-    if device != "cpu":
-        return environment
-    kept = {name: os.environ.get(name, value) for name, value in KEEP_FREED_MEMORY.items()}
-    return environment | kept | {"CUDA_VISIBLE_DEVICES": ""}
+    return environment | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})

@@ -1,9 +1,7 @@
-import pytest
 import torch
 
 from core.config import LearnerConfig
 from learner.distributed.engine import GuardedAdamW, engine_config
-from learner.distributed.ranks import rank_environment
 
 
 def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
@@ -47,13 +45,3 @@ def test_a_group_without_gradients_keeps_its_moments() -> None:
     for name, number in optimizer.state[groups[0]].items():
         torch.testing.assert_close(number, trunk[name], rtol=0, atol=0)
     assert optimizer.state[groups[1]]["step"] == 2
-
-
-def test_a_rank_on_cpu_keeps_its_freed_memory_where_the_user_has_not_said_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
-    environment = rank_environment("cpu", 1)
-    assert (environment["MALLOC_MMAP_MAX_"], environment["MALLOC_TRIM_THRESHOLD_"]) == ("0", "7")
-    assert not any(name.startswith("MALLOC") for name in rank_environment("cuda", 1))
