@@ -1,5 +1,6 @@
 """What the machine of this process has."""
 
+import ctypes
 import importlib
 import os
 import sys
@@ -86,6 +87,12 @@ def peak_memory(pid: int | None = None) -> Memory:
     if pid is not None or torch is None or not torch.cuda.is_initialized():
         return Memory(resident)
     return Memory(resident, torch.cuda.max_memory_reserved())
+
+
+def return_freed_memory() -> None:
+    """Give what this process has freed back to the system, if its C library can (glibc): a heap keeps its holes."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def largest(memories: Iterable[Memory]) -> Memory:

@@ -40,7 +40,7 @@ from trainer.coverage import Coverage
 from trainer.engines import SynchronousEngines
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import Note, expected_device, resolved
-from trainer.model.estimates import iteration_estimate, warnings_of
+from trainer.model.estimates import check_memory, iteration_estimate, warnings_of
 from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task, resolve_model
 from trainer.model.gguf import model_folder
 from trainer.model.gpus import describe_gpus, planned_gpus
@@ -146,6 +146,8 @@ def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -
     found = planned_gpus(config, found, info, critic(found), memory, training)
     if not named_address(found.cluster):
         check_machine(found, machine, device)
+        if training and device == "cpu":
+            check_memory(found, info, critic(found), machine.memory)
     of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])
     estimate = Note(iteration_estimate(found, info, device, critic(found)), "training")
     plan = [Note(describe_gpus(found, info, critic(found), memory), "training")] if memory else []

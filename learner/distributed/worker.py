@@ -12,7 +12,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
-from core.machine import Memory, peak_memory
+from core.machine import Memory, peak_memory, return_freed_memory
 from core.records import FloatArray
 from core.run_directory import open_to_readers
 from core.startup import without_gc
@@ -147,7 +147,13 @@ class RankWorker:
 
     def update(self, steps: Sequence[StepPlan]) -> list[StepSums]:
         """Take the optimizer steps in order."""
-        return [self._actor_critic.step(step) for step in steps]
+        return [self._step(step) for step in steps]
+
+    def _step(self, plan: StepPlan) -> StepSums:
+        sums = self._actor_critic.step(plan)
+        if self._device.type == "cpu":
+            return_freed_memory()  # else holes of other sizes than the next micro-batch's are half of the memory
+        return sums
 
     def export_weights(self, version: int) -> tuple[Weights | None, DirectTransfer | None]:
         """Publish the policy's weights: rank 0 returns them. Each rank that sends directly also returns its offer."""

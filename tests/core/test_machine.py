@@ -6,11 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from core import ROOT, machine
 from core.child import ChildProcess
-from core.machine import Memory, largest, peak_memory
+from core.machine import Memory, largest, peak_memory, return_freed_memory
 
 BIG = 64 * 2**20  # bytes
 
@@ -49,3 +50,12 @@ def test_a_container_has_what_its_control_group_may_have(tmp_path: Path, monkeyp
     assert machine.this_machine().memory == 1.0
     limit.write_text("max\n", encoding="ascii")
     assert machine.this_machine().memory >= whole
+
+
+def test_what_a_process_has_freed_goes_back_to_the_system() -> None:
+    process = psutil.Process()
+    blocks = [bytearray(2**16) for _ in range(512)]
+    used = process.memory_info().rss
+    del blocks[:-1]  # the last one keeps the heap from shrinking by itself
+    return_freed_memory()
+    assert process.memory_info().rss < used - 2**24

@@ -1,8 +1,9 @@
 """What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person."""
 
 from core.config import Config, LearnerConfig, ResolvedConfig
+from core.errors import ConfigError
 from core.machine import cpu_speed
-from core.plan import batch_plan
+from core.plan import batch_plan, sequence_tokens
 from tasks.problems import LeftOut
 from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, Note, activation_gib
 from trainer.model.files import ModelInfo
@@ -10,7 +11,16 @@ from trainer.model.files import ModelInfo
 MOST_LONG_SOLUTIONS = 0.05  # share of canonical solutions over the response budget above which a person is warned
 UNUSUAL = 5.0  # how far outside the usual learning rates one may be without a warning
 LONG_MINUTES = 15  # minutes of an iteration above which a person is told how to have shorter ones
-PROCESS_GIB = 1.2  # memory of a process that has imported its engine: vLLM or DeepSpeed
+ENGINE_GIB, RANK_GIB, OTHERS_GIB = 0.9, 0.5, 1.4
+"""On CPU: memory of a process with vLLM, of one with DeepSpeed, and of driver, judges, store and Ray (measured)."""
+REMEDIES = {
+    "trained models": "learner.value_model (shared), train adapters (learner.lora_rank)",
+    "reference": "algorithm.kl_coefficient (0: no reference)",
+    "activations": "learner.micro_batch_tokens",
+    "engines": "rollout.kv_cache_gib or rollout.actors",
+    "processes": "rollout.actors or learner.ranks",
+}
+"""What to lower for a part of the memory."""
 EFFICIENCY = 0.5  # share of a large matrix product's speed that passes of SmolLM2 reach on CPU (`bench.learner`)
 
 
@@ -73,8 +83,20 @@ def memory_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic
     return {name: ranks * gib for name, gib in own.items()} | {
         "engines": engines * (weights + config.rollout.kv_cache_gib),
         "broadcast": weights,
-        "processes": (engines + ranks) * PROCESS_GIB,
+        "processes": engines * ENGINE_GIB + ranks * RANK_GIB + OTHERS_GIB,
     }
+
+
+def check_memory(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float) -> None:
+    """Raises ConfigError when a run on CPU needs more than a machine's `memory` in GiB."""
+    parts = memory_estimate(config, info, "cpu", critic)
+    if (total := sum(parts.values())) > memory:
+        largest = max(REMEDIES, key=lambda name: parts[name])
+        shown = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items())
+        raise ConfigError(
+            f"the run needs about {total:.1f} GiB ({shown}), but this machine has {memory:.1f} GiB of memory; most are "
+            f"{largest}: lower {REMEDIES[largest]}, or take a smaller model.path"
+        )
 
 
 def rank_memory(config: ResolvedConfig, info: ModelInfo, critic: str) -> dict[str, float]:
@@ -88,8 +110,14 @@ def rank_memory(config: ResolvedConfig, info: ModelInfo, critic: str) -> dict[st
     return {
         "trained models": models * (trained * here + frozen) / 2**30,
         "reference": reference / 2**30,
-        "activations": activation_gib(config, info, learner.micro_batch_tokens),
+        "activations": activation_gib(config, info, _pass_tokens(config)),
     } | ({"on the host": models * trained * host / 2**30} if learner.offload else {})
+
+
+def _pass_tokens(config: ResolvedConfig) -> int:
+    """Most tokens of a rank's pass: its bound, or all rows of an optimizer step."""
+    rows = batch_plan(config).minibatch + config.replay.imitated + config.replay.discoveries
+    return min(config.learner.micro_batch_tokens, rows * sequence_tokens(config.rollout))
 
 
 def bytes_per_weight(learner: LearnerConfig, dtype: str) -> tuple[float, float]:

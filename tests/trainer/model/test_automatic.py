@@ -14,7 +14,14 @@ from core.machine import Machine
 from tasks.limits import TokenLimits, chosen_limits
 from tasks.problems import LeftOut
 from trainer.model.automatic import resolved
-from trainer.model.estimates import iteration_estimate, memory_estimate, operations, rank_memory, warnings_of
+from trainer.model.estimates import (
+    check_memory,
+    iteration_estimate,
+    memory_estimate,
+    operations,
+    rank_memory,
+    warnings_of,
+)
 from trainer.model.files import ModelInfo
 
 SMOL = ModelInfo(
@@ -122,11 +129,11 @@ QWEN = [
 """Qwen2.5 of 0.5, 1.5 and 7 B parameters."""
 OF_A_RANK: list[tuple[str, str, list[str]]] = [
     ("a trained model", "trained models", []),
-    ("the same with ZeRO 2 on 4 ranks", "trained models", ["--learner.ranks=4", "--learner.zero_stage=2"]),
-    ("the same with ZeRO 3 on 8 ranks", "trained models", ["--learner.ranks=8", "--learner.zero_stage=3"]),
-    ("the same with `learner.offload`", "trained models", ["--learner.offload=true", "--learner.zero_stage=2"]),
-    ("a trained LoRA model", "trained models", ["--learner.lora_rank=32"]),
-    ("the reference policy", "reference", []),
+    ("with ZeRO 2 on 4 ranks", "trained models", ["--learner.ranks=4", "--learner.zero_stage=2"]),
+    ("with ZeRO 3 on 8 ranks", "trained models", ["--learner.ranks=8", "--learner.zero_stage=3"]),
+    ("with `learner.offload`", "trained models", ["--learner.offload=true", "--learner.zero_stage=2"]),
+    ("LoRA of rank 32", "trained models", ["--learner.lora_rank=32"]),
+    ("the reference", "reference", []),
     ("activations with", "activations", ["--learner.gradient_checkpointing=true"]),
 ]
 
@@ -151,6 +158,38 @@ def test_the_estimate_is_of_a_rank_on_gpus_and_of_the_machine_on_cpu() -> None:
     offloaded = memory_estimate(made(*options, "--learner.offload=true"), SMOL, "cpu", "none")
     assert offloaded["on the host"] == pytest.approx(16 * one)
     assert "in each learner rank's GPU (trained" in iteration_estimate(made(device="cuda"), SMOL, "cuda", "shared")
+
+
+SHORT = ["--rollout.samples=4", "--replay.imitated=4", "--replay.discoveries=2"]
+MEASURED: list[tuple[ModelInfo, str, list[str], float]] = [
+    (SMOL, "bfloat16", ["--rollout.starts=16", "--rollout.samples=8", "--learner.minibatches=2"], 8.2),
+    (replace(SMOL, parameters=49_549_248, layers=6), "bfloat16", ["--rollout.starts=4", *SHORT], 4.6),
+]
+"""Runs on two cores with a shared critic, a reference and 2,048 tokens per pass: the most of all processes together in
+GiB (sum of their proportional set sizes, every 4 s)."""
+
+
+@pytest.mark.parametrize(("info", "dtype", "options", "gib"), MEASURED, ids=["135M", "50M"])
+def test_the_estimate_is_near_what_runs_on_a_cpu_have_needed(
+    info: ModelInfo, dtype: str, options: list[str], gib: float
+) -> None:
+    of_all = ["--learner.value_model=shared", "--algorithm.kl_coefficient=0.02", "--learner.micro_batch_tokens=2048"]
+    config = made(f"--model.dtype={dtype}", "--rollout.max_prompt_tokens=182", *of_all, *options)
+    assert sum(memory_estimate(config, info, "cpu", "shared").values()) == pytest.approx(gib, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("--learner.micro_batch_tokens=16384", "learner.micro_batch_tokens"),
+        ("--rollout.kv_cache_gib=9", "rollout.kv_cache_gib"),
+    ],
+)
+def test_a_run_that_does_not_fit_the_machine_is_refused_with_the_field_to_lower(option: str, field: str) -> None:
+    small = "--learner.micro_batch_tokens=512"
+    check_memory(made(small), SMOL, "shared", 12.0)
+    with pytest.raises(ConfigError, match=rf"12\.0 GiB.*lower {field}"):
+        check_memory(made(small, option), SMOL, "shared", 12.0)
 
 
 @pytest.mark.parametrize("bad", ["0", "nothing", "-1"])
