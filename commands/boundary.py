@@ -6,6 +6,8 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from core import ROOT
@@ -35,6 +37,19 @@ def status_of(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _OUTPUT:
         _discard_output()  # Python would write the rest again when it ends
     return USER if known else DEFECT
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """For the Python interface: an error that a user can act on is a RetrospectError. A defect stays as it is."""
+    try:
+        yield
+    except RetrospectError:
+        raise
+    except Exception as error:
+        if line := _of_a_user(error):
+            raise RetrospectError(line) from error
+        raise
 
 
 def _of_a_user(error: Exception) -> str:

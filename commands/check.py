@@ -1,8 +1,14 @@
 """`launch.py check`: prints what follows from a recipe, and what was not checked. No actor or model is made."""
 
+import json
 import math
+import textwrap
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import reduce
+from operator import getitem
+from typing import Any
 
 from actors.options import describe_options
 from commands.preflight import cluster_resources, preflight
@@ -10,7 +16,7 @@ from commands.reward_model import preferences
 from commands.sft import dialogues
 from core.config import ClusterConfig, Config, every_source
 from core.errors import ModelError
-from core.load import check_named, dump_config, load_config, override
+from core.load import FIELDS, check_named, dump_config, load_config, override
 from core.machine import this_machine
 from core.plan import (
     BatchPlan,
@@ -38,15 +44,18 @@ from trainer.model.gguf import model_folder
 from trainer.model.gpus import describe_gpus, planned_gpus
 from trainer.model.needs import critic
 
+LONGEST_VALUE = 100  # characters of a field's value that are shown
+
 
 def check_recipe(options: Namespace) -> int:
-    """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
+    """Print what differs from the defaults, the algorithm and the plan. Then check model, data and devices, unless
+    `offline`."""
     config = override(load_config(*options.config), options.fields)
-    plan = batch_plan(config)
-    print(dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), sep="\n")
     try:
         preflight(config, offline=options.offline)
         check_named(config)
+        print(dump_config(config) if options.all else differences(config), describe_algorithm(config), sep="\n")
+        print(describe_plan(config, batch_plan(config)), *describe_options(config.rollout), sep="\n")
         here = choose_device(config.cluster, lambda: this_machine().gpus > 0)
         device = here if options.offline else expected_device(config.cluster)
         bundles = placement(config, device)
@@ -65,6 +74,46 @@ def check_recipe(options: Namespace) -> int:
     check_resources(bundles, there)
     print("devices: enough", *idle_gpus(bundles, there), *plan_warnings(config), "check passed", sep="\n")
     return 0
+
+
+def differences(config: Config) -> str:
+    """The fields that have not their defaults, a paragraph per section. `--all` prints every field."""
+    lines = ["fields that differ from their defaults (--all prints every field)"]
+    for section, fields in config.model_dump(mode="json").items():
+        names = [name.removeprefix(f"{section}.") for name in FIELDS if name.startswith(f"{section}.")]
+        default = Config().model_dump(mode="json")[section]
+        found = {name: (_value(fields, name), _value(default, name)) for name in names}
+        text = ", ".join(f"{name}={_short(value)}" for name, (value, usual) in found.items() if value != usual)
+        wrapped = textwrap.wrap(text, 118, initial_indent=f"  {section:<13}", subsequent_indent=" " * 15)
+        lines += wrapped if text else []
+    return "\n".join(lines)
+
+
+def _value(fields: Mapping[str, Any], name: str) -> Any:
+    return reduce(getitem, name.split("."), fields)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) and "\n" not in value else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def describe_algorithm(config: Config) -> str:
+    """The algorithm in words."""
+    own, replay = config.algorithm, config.replay
+    critics = {"separate": "a critic of its own weights", "shared": "a critic on the policy's layers", "none": "none"}
+    kl = f"{own.kl_coefficient:g} x KL to the first policy ({own.chosen_kl}, in the {own.kl_placement})"
+    states = f"up to {100 * replay.ratio:g} % of the starts are replayed states (ranking {replay.ranking})"
+    return "\n".join(
+        [
+            "algorithm",
+            f"  advantages {own.estimator}; critic: {critics[critic(config)]}; loss {own.policy_loss}, clipped to "
+            f"{1 - own.clip_low:g} .. {1 + own.clip_high:g}, {own.aggregation}; "
+            f"{kl if own.kl_coefficient else 'no KL'}",
+            f"  {states if replay.ratio else 'no replay'}; "
+            f"{f'up to {replay.imitated} own successes are imitated' if replay.imitated else 'no imitation'}",
+        ]
+    )
 
 
 def describe_plan(config: Config, plan: BatchPlan) -> str:

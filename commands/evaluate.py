@@ -4,6 +4,7 @@ both models answer the same problems under the same judge; every response is wri
 import json
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -27,8 +28,10 @@ from core.load import load_config
 from core.plan import evaluation_placement
 from core.records import Rollout
 from core.run_directory import write_atomically
+from core.sections.base import LARGEST
 from core.seeds import generator
 from tasks.dialogue.language_judge import Endpoint, check_endpoint, compare_pairs
+from tasks.kinds import find_kind
 from tasks.pass_at_k import Estimate, bootstrap, share
 from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
@@ -100,14 +103,43 @@ def compare_by_judge(
 
 
 def evaluate_target(options: Namespace) -> int:
-    """`launch.py evaluate`: take the configuration of --config, or of the target's run."""
+    """`launch.py evaluate`: take the configuration of --config, or of the target's run or export."""
     for path, field in ((options.target, "evaluate"), (options.against, "--against")):
         if path:
             check_place(path, field)
-    run = run_of(Path(options.target)) if options.target else None
-    config = configuration(options, *([run.config] if run else []), model=options.target)
+    recipe = recipe_of(options.target) if options.target and not options.config else None
+    config = configuration(options, *([recipe] if recipe else []), model=options.target)
+    config = all_rows(config, load_config(*options.config or filter(None, [recipe])), options.fields)
     evaluate_models(config, options.target, options.against, options.responses, options.local)
     return 0
+
+
+def recipe_of(target: str) -> Path | None:
+    """The recipe of a run, or of one of its checkpoints, or of its export; None for other models."""
+    run, beside = run_of(Path(target)), Path(target).expanduser() / "config.yaml"
+    if run is not None:
+        return run.config
+    if not beside.is_file():
+        return None
+    try:
+        load_config(beside)
+    except ConfigError:  # of another program
+        return None
+    return beside
+
+
+def all_rows(config: Config, recipe: Config, fields: Sequence[str]) -> Config:
+    """The configuration that evaluates all rows of `task.path`, if the options `fields` name rows that are not those of
+    the recipe. Other options about evaluation rows count."""
+    task, given = config.task, {field.partition("=")[0] for field in fields}
+    kind = find_kind(task.name)
+    named = "--task.path" in given and "--task.eval_path" not in given and task.path != recipe.task.path
+    if not named or task.sources or kind.read is None or kind.rows is not None:
+        return config
+    rows: dict[str, object] = {"path": "", "eval_path": task.path}
+    rows |= {"eval_split": task.split} if "--task.split" in given else {}
+    rows |= {} if "--task.eval_problems" in given else {"eval_problems": LARGEST}
+    return config.model_copy(update={"task": task.model_copy(update=rows)})
 
 
 def evaluate_models(
@@ -164,10 +196,10 @@ def check_unseen(task: TaskConfig, target: str) -> None:
     """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on. A run
     holds out `task.eval_problems` of its data, or all of `task.eval_path`, and its evaluation sets. For generated
     problems the hash decides."""
-    run = run_of(Path(target))
-    if run is None:
+    recipe = recipe_of(target)
+    if recipe is None:
         return
-    of_run = load_config(run.config).task
+    of_run = load_config(recipe).task
     trained = [source.config for source in task_sources(of_run)]
     learnt = {_place(old.path, old.split) for old in trained if old.path}
     for held_out in evaluation_sets(task):
@@ -175,6 +207,9 @@ def check_unseen(task: TaskConfig, target: str) -> None:
         if place in learnt and held_out not in evaluation_sets(of_run):
             raise ConfigError(f"task.eval_sets: {target} was trained on the rows of {held_out.label}; name other data")
     for new in (source.config for source in task_sources(task)):
+        place = _place(new.eval_path, new.eval_split)
+        if place in learnt and place not in [_place(old.eval_path, old.eval_split) for old in trained]:
+            raise ConfigError(f"task.path: {target} was trained on the rows of {new.eval_path}; name other data")
         for old in trained:
             if not new.path or new.eval_path or (new.path, new.split) != (old.path, old.split):
                 continue
@@ -191,7 +226,7 @@ def check_unseen(task: TaskConfig, target: str) -> None:
 
 def _place(path: str, split: str) -> tuple[str, str]:
     """What names the rows of a data set: a file has no splits."""
-    return path, "" if Path(path).is_file() else split
+    return (str(Path(path).resolve()), "") if Path(path).is_file() else (path, split)
 
 
 def check_rival(model: str, rival: str) -> None:

@@ -64,6 +64,7 @@ def _evaluate(parser: OptionParser) -> None:
 
 
 def _check(parser: OptionParser) -> None:
+    parser.add_argument("--all", action="store_true", help="print every field, not only those that were changed")
     parser.add_argument("--offline", action="store_true", help="leave out model, data and cluster")
 
 
@@ -141,7 +142,7 @@ COMMANDS: Mapping[str, Command] = {
         [_resume],
     ),
     "check": Command(
-        "commands.check:check_recipe", "--config FILE [--offline]", "Check a recipe without training.", [_check]
+        "commands.check:check_recipe", "--config FILE [--offline] [--all]", "Check a recipe without training.", [_check]
     ),
     "replay": Command(
         "commands.replay:show_states", "RUN", "Show or export the states of a run's replay store.", [_replay], False

@@ -9,7 +9,7 @@ from core.seeds import derive
 from core.startup import check_reachable, named_address
 from monitor.trackers import check_trackers
 from tasks.judging import probe_reward
-from tasks.kinds import rollout_settings, task_items
+from tasks.kinds import check_trained, rollout_settings, task_items
 from trainer.build import check_methods
 from trainer.mirror import open_store
 from trainer.model.files import check_place
@@ -49,6 +49,7 @@ def check_surroundings(config: Config, local: bool = False) -> None:
 
 def check_data(config: Config) -> None:
     """Read the evaluation sets, and try the user's own rewards on a few problems. Raises ConfigError, DataError."""
+    check_trained(config.task)
     sources = [source for source in every_source(config.task) if source.config.own_rewards]
     if sources or config.task.eval_sets:
         items = task_items(config.task, derive(config.run.seed, "task"))

@@ -11,7 +11,7 @@ from core.records import Problem
 from core.seeds import derive
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.kinds import asked_prompts, evaluation_prompts, task_items
+from tasks.kinds import asked_prompts, check_trained, evaluation_prompts, task_items
 from tasks.problems import encode_problems, prompt_digest
 from trainer.model.files import inspect_model, load_tokenizer
 
@@ -38,6 +38,7 @@ def text_row(ids: Sequence[int], learned: Sequence[int]) -> Row:
 
 def from_task(config: Config, model: str, most: int) -> Rows:
     """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
+    check_trained(config.task)
     split, _ = encode_problems(
         config.task,
         load_tokenizer(model, config.model.template_date),

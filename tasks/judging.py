@@ -3,6 +3,7 @@ it; `check_judge` tries it before a run, on the shortest problems and on the can
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from heapq import nsmallest
 
 from core.config import RewardConfig, RewardModelConfig, TaskConfig
@@ -28,6 +29,11 @@ SLOW = 256  # most canonical solutions that `check_judge` has judged where verdi
 def start_judge(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judge:
     """Start the judge of a data set. `check`: without Ray. Raises ConfigError when the user's reward cannot be
     imported, no sandbox can be started or an endpoint does not answer, ModelError for a bad reward model."""
+    judge = _start(config, reward_model, check)
+    return judge if config.success_reward is None else Threshold(judge, config.success_reward)
+
+
+def _start(config: TaskConfig, reward_model: RewardModelConfig | None, check: bool) -> Judge:
     if judged_by_model(config):
         if reward_model and reward_model.judge.url:
             return LanguageJudge(reward_model)
@@ -121,6 +127,27 @@ class EpisodeJudge:
         """Do nothing: there is no process to end."""
 
 
+class Threshold:
+    """Another judge, whose responses are successes from a reward on (`task.success_reward`); of an episode all its
+    rewards count. A response on which the judge failed is none."""
+
+    def __init__(self, judge: Judge, least: float) -> None:
+        self.judged, self.least, self.asks = judge, least, judge.asks
+
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """See `core.parts.judge.Judge`."""
+        verdicts = zip(cases, self.judged.judge(cases), strict=True)
+        return [replace(verdict, correct=self._succeeds(case, verdict)) for case, verdict in verdicts]
+
+    def _succeeds(self, case: Case, verdict: Verdict) -> bool:
+        episode = case.episode if self.asks.episode else None
+        return not verdict.judge_failed and (episode.total if episode else verdict.reward) >= self.least
+
+    def close(self) -> None:
+        """End the other judge."""
+        self.judged.close()
+
+
 def check_judge(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
     Returns a line for each of the user's own rewards, and one that says how many solutions are wrong. Raises
@@ -161,9 +188,12 @@ def _probe(config: TaskConfig, items: Sequence[Item], judge: Judge) -> None:
 
 
 def _own_lines(solved: Sequence[Item], judge: Judge) -> list[str]:
+    rule = "above 0, or what its Verdict or `acc` says"
+    if isinstance(judge, Threshold):
+        rule, judge = f"a reward of {judge.least:g} or more in all (task.success_reward)", judge.judged
     if not isinstance(judge, Rewards):
         return []
-    return judge.describe(_case(solved[0], solved[0].solution or "", judge) if solved else None)
+    return judge.describe(_case(solved[0], solved[0].solution or "", judge) if solved else None, rule)
 
 
 def _check_solutions(config: TaskConfig, solved: Sequence[Item], judge: Judge) -> str:
@@ -184,9 +214,11 @@ def _check_solutions(config: TaskConfig, solved: Sequence[Item], judge: Judge) -
             f"all {len(solved)} canonical solutions are judged wrong, the first of {example}; name the right task and "
             "columns, or fix the data set"
         )
-    texts = f"judged were the reference {_start(first.reference)} and the response {_start(first.solution or '')}"
+    texts = (
+        f"judged were the reference {_beginning(first.reference)} and the response {_beginning(first.solution or '')}"
+    )
     return f"warning: canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {example}; {texts}"
 
 
-def _start(text: str) -> str:
+def _beginning(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

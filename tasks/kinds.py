@@ -158,8 +158,9 @@ def task_items(config: TaskConfig, seed: int) -> Items:
         source.label: [item for item in part.train if prompt_digest(item.prompt) not in kept_out]
         for source, part, _ in parts
     }
-    for label, items in train.items():
-        if not items:
+    for source, part, _ in parts:
+        label = source.label
+        if part.train and not train[label]:
             raise DataError(
                 f"task {label or config.name}: every training prompt is also evaluated; give task.eval_sets other data"
             )
@@ -177,7 +178,8 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
     if kind.puzzle is not None:
         train = _puzzles(kind.puzzle, config, seed, held_out=False)
         return Items(train, _puzzles(kind.puzzle, config, seed, held_out=True), LeftOut()), frozenset()
-    items, bad = _read(kind, config, seed, held_out=False)
+    only_evaluated = bool(config.eval_path) and not config.path and kind.rows is None
+    items, bad = ([], []) if only_evaluated else _read(kind, config, seed, held_out=False)
     rows = None
     if config.eval_path or kind.rows is not None:
         rows, more = _read(kind, config, seed, held_out=True)
@@ -186,6 +188,18 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
         return Items([], [], LeftOut(bad_rows=tuple(bad))), frozenset()
     train, evaluation, duplicates = split_items(config, items, rows)
     return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), _digests(rows or evaluation)
+
+
+def check_trained(config: TaskConfig) -> None:
+    """Raises DataError for a data set with rows to evaluate and none to train on."""
+    for _, _, source in task_sources(config):
+        kind = find_kind(source.name)
+        if source.eval_path and not source.path and kind.read is not None and kind.rows is None:
+            raise DataError(_without_rows(source.name))
+
+
+def _without_rows(task: str) -> str:
+    return f"task.path is empty: task {task} needs a data set; name a file, directory or hub data set"
 
 
 def _set_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[BadRow]]:
@@ -210,9 +224,7 @@ def _read(kind: TaskKind, config: TaskConfig, seed: int, *, held_out: bool) -> t
     """The items of the training or the held-out rows of a data set, and its bad rows."""
     path, split = (config.eval_path, config.eval_split) if held_out else (config.path, config.split)
     if kind.read is None or not (path or config.path):
-        raise DataError(
-            f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
-        )
+        raise DataError(_without_rows(config.name))
     rows = read_rows(path, split) if kind.rows is None else kind.rows(config, seed, held_out)
     return read_items(config, kind.read, path or config.path, rows, answers=bool(kind.verifier))
 

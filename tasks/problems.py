@@ -271,7 +271,7 @@ def split_items(
 
     Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every
     run, for any seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems`
-    items are evaluated. Raises DataError when no training item is left.
+    items are evaluated. Raises DataError when of the training items none is left.
     """
     unique = {prompt_digest(item.prompt): item for item in reversed(items)}
     kept_out: dict[str, Item]
@@ -285,7 +285,7 @@ def split_items(
     else:
         kept_out = {prompt_digest(item.prompt): item for item in evaluation}
     train = [item for key, item in reversed(unique.items()) if key not in kept_out]
-    if not train:
+    if items and not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
     return (
         train[: config.problems],
@@ -347,8 +347,8 @@ def encode_problems(
     ]
     for index, wanted in enumerate(parts):
         for label in labels if index < 2 else dict.fromkeys(item.source for item in wanted):
-            if not any(encoded.item.source == label for encoded in kept[index]):
-                count, kind = sum(item.source == label for item in wanted), "evaluation" if index else "training"
+            count, kind = sum(item.source == label for item in wanted), "evaluation" if index else "training"
+            if (wanted or index) and not any(encoded.item.source == label for encoded in kept[index]):
                 raise DataError(
                     f"task {label or config.name}: all {count} {kind} prompts are longer than "
                     + prompt_room(limits, chosen, context)

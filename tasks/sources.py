@@ -26,6 +26,8 @@ from core.machine import this_machine
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
 """Where verl and TRL have the gold answer."""
+QUESTIONS = ("question", "problem")
+"""Where GSM8K and MATH have the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,17 @@ def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> s
 
 
 def recognised(columns: Columns, rows: Sequence[Row | BadRow]) -> Columns:
-    """The columns, with the answer's where verl and TRL have it if no row has anything in one called `answer`."""
-    if columns.answer != Columns().answer:
-        return columns
-    for name in (columns.answer, *ANSWERS):
-        candidate = columns.model_copy(update={"answer": name})
-        if any(with_fields(row, candidate).get(name) is not None for row in rows if not isinstance(row, BadRow)):
-            return candidate
+    """The columns, with the answer's where verl and TRL have it if no row has anything in one called `answer`, and the
+    question's where GSM8K and MATH have it."""
+    for field, others in (("prompt", QUESTIONS), ("answer", ANSWERS)):
+        usual = getattr(Columns(), field)
+        if getattr(columns, field) != usual:
+            continue
+        for name in (usual, *others):
+            candidate = columns.model_copy(update={field: name})
+            if any(with_fields(row, candidate).get(name) is not None for row in rows if not isinstance(row, BadRow)):
+                columns = candidate
+                break
     return columns
 
 

@@ -178,7 +178,7 @@ class Task:
             judge.close()
 
 
-JUDGING = {"name", "reward", "rewards", "judge_workers", "judge_timeout", "sandbox", "code"}
+JUDGING = {"name", "reward", "rewards", "success_reward", "judge_workers", "judge_timeout", "sandbox", "code"}
 """The fields by which the judges of two data sets differ. Those that agree in them share their processes."""
 
 

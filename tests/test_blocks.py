@@ -83,7 +83,7 @@ def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch
 
     calls: list[tuple[Any, ...]] = []
 
-    def record(*given: Any) -> Path:
+    def record(*given: Any, **objects: Any) -> Path:
         calls.append(given)
         return folder
 
@@ -91,9 +91,9 @@ def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(retrospect, "evaluate", record)
     exec(compile(block.text, block.name, "exec"), {"__name__": "my_module"})
     if "import retrospect" in block.text:
-        (config, watch), (same, run) = calls
+        (config, *watch), (same, run) = calls
         assert isinstance(config, retrospect.Config)
-        assert (config.run.iterations, same, run, callable(watch)) == (100, config, folder, True)
+        assert (config.run.iterations, same, run, all(map(callable, watch))) == (100, config, folder, True)
 
 
 def commands(block: Block) -> list[list[str]]:

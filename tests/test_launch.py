@@ -231,6 +231,16 @@ def test_report_summarises_a_run_and_draws_it_anew(tmp_path: Path) -> None:
     assert run.curves.stat().st_size > 0
 
 
+def test_check_prints_what_differs_from_the_defaults_and_with_all_every_field() -> None:
+    options = ("check", "--offline", "--config", "configs/demo.yaml", "--task.columns.prompt", "q")
+    short, whole = here(*options).stdout, here(*options, "--all").stdout
+    assert "columns.prompt=q" in short
+    assert "gae" in short
+    assert "project" not in short
+    assert short.count("\n") < 40
+    assert "project: retrospect" in whole
+
+
 def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
     result = here(
         "check", "--offline", *STARTER, "--rollout.starts", "12", "--rollout.samples", "4", "--learner.minibatches", "6"

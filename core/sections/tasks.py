@@ -138,6 +138,8 @@ class DataSetConfig(Section):
     """Your own reward, 'module:function' (importable from the working directory) in the shape of this project, TRL or verl, or the URL of a server (docs/data.md); empty: the task's verifier."""
     rewards: Annotated[tuple[RewardConfig, ...], BeforeValidator(as_mapping)] = ()
     """Several rewards instead, each with name (as `reward`), weight and label: their weighted sum counts, the first that applies says what is correct."""
+    success_reward: float | None = None
+    """A response is a success from this reward on; none: as its judge says, and for a number above 0."""
     judge_workers: Whole = 1
     """Processes that judge responses; 0: judge in the driver's own process, without limits (debugging)."""
     judge_timeout: Positive = 5.0

@@ -50,11 +50,11 @@ class Rewards:
         by_reward = list(self._threads.map(lambda reward: reward.judge.judge(cases), self._rewards))
         return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*by_reward, strict=True), strict=True)]
 
-    def describe(self, solved: Case | None) -> list[str]:
-        """A line for each reward, which also says whether it decides what is correct. `solved`: with a canonical
-        solution as the response."""
+    def describe(self, solved: Case | None, rule: str) -> list[str]:
+        """A line for each reward, which also says whether it decides what is correct, by `rule`. `solved`: with a
+        canonical solution as the response."""
         first, *others = (reward.described(solved) for reward in self._rewards)
-        decides = "decides what is correct: above 0, or what its Verdict or `acc` says"
+        decides = f"decides what is correct: {rule}"
         return [f"{first}; {decides}", *(f"{text}; decides only where those before it do not apply" for text in others)]
 
     def _sum(self, case: Case, verdicts: Sequence[Verdict]) -> Verdict:

@@ -13,12 +13,14 @@ import pytest
 import launch
 from commands import evaluate as evaluation
 from commands import train as commands
+from commands.evaluate import check_unseen
 from commands.options import COMMANDS, overview
-from core.config import Config
-from core.errors import CheckpointError, ConfigError
+from core.config import Config, TaskConfig
+from core.errors import CheckpointError, ConfigError, DataError
 from core.interruption import INTERRUPTED
 from core.load import FIELDS, dump_config, load_config, override
 from core.run_directory import RunDirectory
+from tasks.kinds import check_trained, task_items
 from tests.trainer.examples import iteration
 from trainer.checkpoint import RunProgress, write_digests
 from trainer.metrics import JsonlSink
@@ -96,6 +98,35 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     recipe.write_text("run:\n  iterations: 3\ntask:\n  name: sums\n")
     assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0
     assert asked.pop()[0].run.iterations == 3
+
+
+def test_evaluate_takes_an_export_and_all_rows_of_a_file(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(evaluation, "evaluate_models", recorder(asked))
+    export, rows = tmp_path / "export", tmp_path / "rows.jsonl"
+    export.mkdir()
+    (export / "config.json").write_text("{}")
+    (export / "config.yaml").write_text("task:\n  name: gsm8k\n  path: train.jsonl\n  columns: {solution: answer}\n")
+    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(3)))
+    assert model_of(export) == str(export)
+    assert launch.main(["evaluate", str(export)]) == 0
+    assert asked.pop()[0].task.path == "train.jsonl"
+    assert launch.main(["evaluate", str(export), "--task.path", str(rows)]) == 0
+    task = asked.pop()[0].task
+    assert len(task_items(task, 0).evaluation) == 3
+    with pytest.raises(DataError, match=r"task\.path is empty"):
+        check_trained(task)
+    assert launch.main(["evaluate", str(export), "--task.path", str(rows), "--task.eval_problems", "2"]) == 0
+    assert len(task_items(asked.pop()[0].task, 0).evaluation) == 2
+    (export / "config.yaml").write_text("other: program\n")
+    assert launch.main(["evaluate", str(export)]) == 2
+    assert "task.name" in capsys.readouterr().err
+    learnt = load_config(run.config).model_copy(update={"task": TaskConfig(name="gsm8k", path=str(rows))})
+    run.config.write_text(dump_config(learnt))
+    with pytest.raises(ConfigError, match="was trained on the rows"):
+        check_unseen(TaskConfig(name="gsm8k", eval_path=f"{tmp_path}/./rows.jsonl"), str(run.path))
 
 
 @pytest.mark.parametrize("form", [["--resume", "{}"], ["--resume={}"]])

@@ -41,7 +41,7 @@ class Scores:
     majority: Estimate | None  # share of problems with a right majority; None without samples or short answers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Evaluation:
     """The result of a model on the held-out problems."""
 
@@ -55,6 +55,9 @@ class Evaluation:
     greedy: list[Rollout]  # one per problem
     sampled: list[Rollout]  # `samples` of problem 0, then of problem 1, ...
     sets: dict[str, Evaluation] = field(default_factory=dict)  # of the task's evaluation sets, by label
+
+    def __repr__(self) -> str:
+        return f"<Evaluation: {describe_evaluation(self)}>"
 
     @property
     def success(self) -> float:

@@ -80,7 +80,7 @@ def model_of(target: Path) -> str:
     """The Hugging Face directory of a run (its newest checkpoint's, else RUN/policy), a checkpoint, a model or a
     `.gguf` file; a name that is no path is a hub model. Raises CheckpointError when an existing path is none."""
     place = Path(model_folder(str(target))).expanduser().resolve()
-    if (place / "config.yaml").is_file():
+    if (place / "config.yaml").is_file() and not (place / "config.json").is_file():  # an export has both
         run = RunDirectory(place)
         newest = run.checkpoints / f"{checkpoint.saved(run) or 0:06d}" / "policy"
         if newest.is_dir() or not run.policy.is_dir():

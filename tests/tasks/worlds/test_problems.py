@@ -14,7 +14,7 @@ from core.parts.judge import Case
 from core.parts.sources import roots
 from core.records import EMPTY, Episode, Finish, Rollout, Start, Verdict
 from tasks.dialogue.chat import Message
-from tasks.judging import EpisodeJudge, check_judge, start_judge
+from tasks.judging import EpisodeJudge, Threshold, check_judge, start_judge
 from tasks.kinds import judged_by_model, rollout_settings
 from tasks.limits import TokenLimits
 from tasks.problems import Item, Items, LeftOut, encode_problems
@@ -96,6 +96,19 @@ def trajectory(episode: Episode) -> Rollout:
 
 def case(one: Rollout) -> Case:
     return Case("", "", episode=one.episode, tokens=one.tokens.size)
+
+
+def test_what_counts_as_a_success_may_be_a_reward() -> None:
+    """Of an episode all its rewards count; where the judge failed, none do."""
+    judge = Threshold(EpisodeJudge(), 1.25)
+    for total, succeeded in ((1.25, True), (1.2, False)):
+        (verdict,) = judge.judge([case(trajectory(Episode(((4, 1.0),), total, 2, not succeeded)))])
+        assert (verdict.reward, verdict.correct) == (1.0, succeeded)
+    assert not Threshold(EpisodeJudge(), -1.0).judge([Case("", "")])[0].correct
+    task = TaskConfig(name="gsm8k", judge_workers=0)
+    for least, right in ((None, True), (1.0, True), (1.5, False)):
+        judge_ = start_judge(task.model_copy(update={"success_reward": least}))
+        assert [one.correct for one in judge_.judge([Case("2", "#### 2"), Case("2", "#### 3")])] == [right, False]
 
 
 def test_the_rewards_of_turns() -> None:
