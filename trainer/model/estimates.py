@@ -11,13 +11,16 @@ from trainer.model.files import ModelInfo
 MOST_LONG_SOLUTIONS = 0.05  # share of canonical solutions over the response budget above which a person is warned
 UNUSUAL = 5.0  # how far outside the usual learning rates one may be without a warning
 LONG_MINUTES = 15  # minutes of an iteration above which a person is told how to have shorter ones
-ENGINE_GIB, RANK_GIB, OTHERS_GIB = 0.9, 0.5, 1.4
+ENGINE_GIB, RANK_GIB, OTHERS_GIB = 0.55, 0.35, 1.1
 """On CPU: memory of a process with vLLM, of one with DeepSpeed, and of driver, judges, store and Ray (measured)."""
+SAMPLING_BYTES = 40  # of vLLM per running sequence and word: logits, log-probabilities and their order (measured)
+MOST_LOGITS = 2**27  # of a rank at once (CHUNK_LOGITS of learner/models/pretrained.py, which imports torch)
 REMEDIES = {
     "trained models": "learner.value_model (shared), train adapters (learner.lora_rank)",
     "reference": "algorithm.kl_coefficient (0: no reference)",
     "activations": "learner.micro_batch_tokens",
     "engines": "rollout.kv_cache_gib or rollout.actors",
+    "logits": "rollout.max_running",
     "processes": "rollout.actors or learner.ranks",
 }
 """What to lower for a part of the memory."""
@@ -80,9 +83,12 @@ def memory_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic
     if device == "cuda":
         return {name: gib for name, gib in own.items() if name != "on the host"}
     engines, ranks = config.rollout.actors, config.learner.ranks
+    running = config.rollout.max_running * SAMPLING_BYTES
+    scored = min(_pass_tokens(config), MOST_LOGITS // info.vocabulary) * SIZES[config.model.dtype]
     return {name: ranks * gib for name, gib in own.items()} | {
         "engines": engines * (weights + config.rollout.kv_cache_gib),
         "broadcast": weights,
+        "logits": info.vocabulary * (engines * running + ranks * scored) / 2**30,
         "processes": engines * ENGINE_GIB + ranks * RANK_GIB + OTHERS_GIB,
     }
 

@@ -164,17 +164,29 @@ SHORT = ["--rollout.samples=4", "--replay.imitated=4", "--replay.discoveries=2"]
 MEASURED: list[tuple[ModelInfo, str, list[str], float]] = [
     (SMOL, "bfloat16", ["--rollout.starts=16", "--rollout.samples=8", "--learner.minibatches=2"], 8.2),
     (replace(SMOL, parameters=49_549_248, layers=6), "bfloat16", ["--rollout.starts=4", *SHORT], 4.6),
+    (
+        replace(SMOL, vocabulary=18, parameters=100_000, layers=2, hidden=64, intermediate=192, key_value_width=64),
+        "float32",
+        ["--rollout.starts=16", "--rollout.samples=2", "--rollout.kv_cache_gib=0.25"],
+        2.3,
+    ),
 ]
 """Runs on two cores with a shared critic, a reference and 2,048 tokens per pass: the most of all processes together in
 GiB (sum of their proportional set sizes, every 4 s)."""
 
 
-@pytest.mark.parametrize(("info", "dtype", "options", "gib"), MEASURED, ids=["135M", "50M"])
+@pytest.mark.parametrize(("info", "dtype", "options", "gib"), MEASURED, ids=["135M", "50M", "tiny"])
 def test_the_estimate_is_near_what_runs_on_a_cpu_have_needed(
     info: ModelInfo, dtype: str, options: list[str], gib: float
 ) -> None:
     of_all = ["--learner.value_model=shared", "--algorithm.kl_coefficient=0.02", "--learner.micro_batch_tokens=2048"]
-    config = made(f"--model.dtype={dtype}", "--rollout.max_prompt_tokens=182", *of_all, *options)
+    config = made(
+        f"--model.dtype={dtype}",
+        "--rollout.max_prompt_tokens=182",
+        "--rollout.max_response_tokens=48",
+        *of_all,
+        *options,
+    )
     assert sum(memory_estimate(config, info, "cpu", "shared").values()) == pytest.approx(gib, rel=0.15)
 
 
