@@ -147,12 +147,9 @@ class RankWorker:
 
     def update(self, steps: Sequence[StepPlan]) -> list[StepSums]:
         """Take the optimizer steps in order."""
-        return [self._step(step) for step in steps]
-
-    def _step(self, plan: StepPlan) -> StepSums:
-        sums = self._actor_critic.step(plan)
+        sums = [self._actor_critic.step(step) for step in steps]
         if self._device.type == "cpu":
-            return_freed_memory()  # else holes of other sizes than the next micro-batch's are half of the memory
+            return_freed_memory()  # the engines work next; half of the memory would be holes
         return sums
 
     def export_weights(self, version: int) -> tuple[Weights | None, DirectTransfer | None]:
