@@ -61,6 +61,8 @@ def _of_a_user(error: Exception) -> str:
         what = "output" if error.errno in _OUTPUT else _place(error)
         line = f"{' -> '.join(names) or what}: {error.strerror}"
         return line.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        return "a path has a null character; leave it out"
     if isinstance(error, MemoryError):
         return f"the memory of this machine is used up, in {_place(error)}"
     return ""

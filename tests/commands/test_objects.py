@@ -84,6 +84,8 @@ def test_errors_of_the_python_interface_are_of_the_project(tmp_path: Path) -> No
         with pytest.raises(RetrospectError) as told:
             retrospect.train(config(place), reward=always, data=ROWS)
         assert str(place) in str(told.value)
+    with pytest.raises(RetrospectError, match="null character"):
+        retrospect.resume("a\0b")
     for call in (retrospect.train, retrospect.evaluate):
         with pytest.raises(ConfigError, match="config is str"):
             call("my.yaml")  # type: ignore[arg-type]
