@@ -343,8 +343,9 @@ def engine_pool(
     rollout = rollout_settings(config.rollout, config.task)
     if local:
         from actors.engines import build_engine
-        from actors.local import NAME, LocalPool
+        from actors.local import NAME, LocalPool, keep_model_classes
 
+        keep_model_classes()
         engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
         return LocalPool(engine, rollout)
     from actors.handle import EngineSpec
