@@ -85,9 +85,11 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
         else:
             init()
     except Exception as error:  # Ray raises a plain Exception when its processes start late
+        remedy = "start a head with `ray start --head`, fix the address, or use --cluster.address local"
+        if "AF_UNIX" in str(error):  # a socket of Ray in its folder has a path of more than 107 bytes
+            remedy = "set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
         raise ClusterError(
-            f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with "
-            "`ray start --head`, fix the address, or use --cluster.address local"
+            f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; {remedy}"
         ) from error
     if on_terminate is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # replaces Ray's handler, which ends the process at once

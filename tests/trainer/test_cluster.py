@@ -73,6 +73,15 @@ def test_an_error_without_text_is_still_one_line(monkeypatch: pytest.MonkeyPatch
         cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
 
 
+def test_a_folder_with_too_long_a_path_for_sockets_is_told_how_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise OSError(f"validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /tmp/{'x' * 99}")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(ClusterError, match="set RAY_TMPDIR"):
+        cluster.start(ClusterConfig(address="local"), namespace="n")
+
+
 def test_a_local_ray_that_does_not_come_up_is_started_again_and_another_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
