@@ -63,6 +63,8 @@ def _of_a_user(error: Exception) -> str:
         return line.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(error, ValueError) and str(error).startswith("embedded null"):
         return "a path has a null character; leave it out"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve
+        return str(error)
     if isinstance(error, MemoryError):
         return f"the memory of this machine is used up, in {_place(error)}"
     return ""

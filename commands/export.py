@@ -12,9 +12,10 @@ import yaml
 from core.config import Config, Source, evaluation_sets, task_sources
 from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
-from core.run_directory import RunDirectory, read_jsonl
+from core.run_directory import RunDirectory
 from monitor.report import draw_curves
 from monitor.run_files import read_run
+from trainer.evaluation.files import read_evaluations
 from trainer.evaluation.table import evaluation_table
 from trainer.model.files import HUB_NAME, model_of
 
@@ -58,7 +59,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
         **({"base_model": config.model.path} if on_hub(config.model.path) else {}),
         **({"datasets": [name.partition(":")[0] for name in hub]} if hub else {}),
     }
-    evaluations = read_jsonl(run.evaluations)
+    evaluations = read_evaluations(run.evaluations)
     rows = [
         f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} "
         f"% | {line['problems']} |"

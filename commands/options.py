@@ -12,6 +12,7 @@ from typing import NamedTuple
 from core import PROGRAM
 from core.config import Config
 from core.load import OptionParser, check_named, load_config, override
+from core.sections.base import LARGEST
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -43,6 +44,17 @@ def configuration(options: argparse.Namespace, *recipe: Path, model: str = "") -
     return config
 
 
+def _whole(most: int) -> Callable[[str], int]:
+    """A reader of whole numbers from 0 to `most`."""
+
+    def _read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+            raise argparse.ArgumentTypeError(f"give a whole number from 0 to {most}, not {text[:20]!r}")
+        return int(text)
+
+    return _read
+
+
 def _resume(parser: OptionParser) -> None:
     about = "continue this run from its last checkpoint; train: also its URI"
     parser.add_argument("--resume", metavar="RUN", help=about)
@@ -72,15 +84,17 @@ def _replay(parser: OptionParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, running or not")
     parser.add_argument("--problem", metavar="ID", help="states of this problem only")
     parser.add_argument("--provenance", metavar="KIND", help="own_failed, own_partial, own_successful or canonical")
-    parser.add_argument("--depth", type=int, nargs=2, metavar=("FROM", "TO"), help="prefix length in tokens")
-    parser.add_argument("--top", type=int, default=3, help="states shown per problem (default: 3)")
-    parser.add_argument("--problems", type=int, default=5, help="problems shown (default: 5)")
+    parser.add_argument(
+        "--depth", type=_whole(LARGEST), nargs=2, metavar=("FROM", "TO"), help="prefix length in tokens"
+    )
+    parser.add_argument("--top", type=_whole(LARGEST), default=3, help="states shown per problem (default: 3)")
+    parser.add_argument("--problems", type=_whole(LARGEST), default=5, help="problems shown (default: 5)")
     parser.add_argument("--export", metavar="FILE", help="write all matching states as one Parquet file")
 
 
 def _inspect(parser: OptionParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, running or not")
-    parser.add_argument("--port", type=int, default=0, help="port on loopback (default: any free one)")
+    parser.add_argument("--port", type=_whole(65535), default=0, help="port on loopback (default: any free one)")
 
 
 def _runs(parser: OptionParser) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from core.errors import CheckpointError
+from core.errors import CheckpointError, RetrospectError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl, tail
 from monitor.console import byte_count
@@ -30,7 +30,11 @@ def list_runs(options: Namespace) -> int:
         raise CheckpointError(f"{root}: no runs here (folders with a config.yaml); name the folder of the runs")
     table = Table("run", "state", "step", "best", "last active", "size", "last line", box=None, pad_edge=False)
     for run in sorted(runs, key=_active, reverse=True):
-        table.add_row(*map(Text, _row(run)))
+        try:
+            row = _row(run)
+        except (RetrospectError, OSError) as error:  # the others are shown
+            row = (run.name, "damaged", "", "", "", "", str(error))
+        table.add_row(*map(Text, row))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     return 0
 
@@ -43,7 +47,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
         iteration, planned = int(numbers.get("iteration") or 0), load_config(run.config).run.iterations
         step, done = f"{iteration}/{planned}", iteration >= planned
     state = "running" if run.locked() else "finished" if done else "stopped"
-    success = [line["success"] for line in read_jsonl(run.evaluations)]
+    success = [line["success"] for line in read_jsonl(run.evaluations, lambda line: line["success"] + 0.0)]
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
     when = f"{datetime.fromtimestamp(_active(run)):%Y-%m-%d %H:%M}"
     best = f"{max(success):.1%}" if success else "-"

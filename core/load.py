@@ -25,7 +25,7 @@ from core import PROGRAM, ROOT
 from core.config import Config, PartConfig, RewardConfig
 from core.errors import ConfigError
 from core.files import read_whole
-from core.sections.base import closest
+from core.sections.base import closest, unnameable
 from core.sections.meanings import MEANINGS, WITHOUT
 
 RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
@@ -78,6 +78,9 @@ class OptionParser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments. Raises ConfigError that names an unknown option and the nearest known one."""
+        for text in arguments:
+            if why := unnameable(text):
+                self.error(f"{text!r} {why}")
         plain = [re.sub("^--[^=]+", lambda name: "--" + name[0][2:].replace("-", "_"), text) for text in arguments]
         known, rest = self.parse_known_args(plain)
         for text in sorted(rest, key=lambda text: not text.startswith("-")):

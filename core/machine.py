@@ -3,9 +3,13 @@
 import ctypes
 import importlib
 import os
+import resource
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,3 +121,32 @@ def cpu_speed(dtype: str, threads: int) -> float:
         return 2 * 512**3 / min(took)
     finally:
         torch.set_num_threads(before)
+
+
+class NoEnd(BaseException):
+    """Time is up. No Exception, because Jinja ignores those that it meets while it folds constants."""
+
+
+@contextmanager
+def bounded(seconds: float = 5.0, growth: int = 2**30) -> Iterator[None]:
+    """Inside the block this process has `seconds` of processor time and `growth` bytes of memory more. Raises NoEnd (in
+    the main thread only), MemoryError."""
+    most, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    lower = used + growth if most == resource.RLIM_INFINITY else min(most, used + growth)
+    main = threading.current_thread() is threading.main_thread()
+
+    def _late(*_: object) -> None:
+        raise NoEnd(f"no end after {seconds:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, _late) if main else None
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
+        if main:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        yield
+    finally:
+        if main:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from core import ROOT, __version__
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, first_line
+from core.files import open_regular, read_whole
 from core.records import IntArray, Problem, Rollout, Start
 
 PACKAGES = (
@@ -33,6 +34,7 @@ PACKAGES = (
     "tokenizers",
 )
 LOGGER = "retrospect"
+LARGEST = 2**32  # bytes of a file of a run that is read as a whole
 SAMPLES = 8  # responses of an iteration that are written for a person to read
 
 
@@ -91,6 +93,9 @@ class RunDirectory:
         path = Path(os.path.realpath(path.expanduser()))  # `resolve` raises at a loop of links
         if not (path / "config.yaml").is_file():
             raise CheckpointError(f"{path} is not a run (no config.yaml in it); name a run directory such as runs/NAME")
+        for file in path.iterdir():
+            if not (file.is_file() or file.is_dir()):
+                raise CheckpointError(f"{file}: a pipe, a device or a link to nothing, and no file; delete it")
         if not (path / "config.yaml").read_bytes().strip():
             raise CheckpointError(f"{path / 'config.yaml'} is empty; put the run's recipe and options into it again")
         return cls(path)
@@ -117,7 +122,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from training here, until the block or the process ends. Raises ConfigError."""
-        with (self.path / ".lock").open("w") as file:
+        with open(os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -130,7 +135,7 @@ class RunDirectory:
         """Whether a process of this machine trains into the directory."""
         if not (self.path / ".lock").exists():
             return False
-        with (self.path / ".lock").open() as file:
+        with open_regular(self.path / ".lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -179,26 +184,33 @@ def open_to_readers(folder: Path) -> None:
             path.chmod(0o666 & ~mask)
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file, none if there is no file. Skips lines that a killed process left incomplete."""
+def read_jsonl(path: Path, check: Callable[[Any], object] = dict) -> list[Any]:
+    """The records of a JSONL file, none if there is no file. A line that is none, or for which `check` raises, is left
+    out with a warning. The last line may be incomplete: a process writes it, or was killed."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
+    text = read_whole(path, LARGEST).decode("utf-8", "replace") if path.exists() else ""
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: a response may hold other ends of lines
+        try:
+            if line.strip():
+                check(record := json.loads(line))
+                found.append(record)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if not text.endswith(line):
+                logging.getLogger(LOGGER).warning("%s: line %d is left out (%s)", path, number, first_line(error))
     return found
 
 
 def keep_lines(path: Path, counter: str, last: int) -> None:
     """Keep the records whose number `counter` is at most `last`: a resumed run writes the others again."""
     if path.exists():
-        kept = [record for record in read_jsonl(path) if record[counter] <= last]
+        kept = [record for record in read_jsonl(path, lambda line: int(line[counter])) if record[counter] <= last]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def tail(path: Path, size: int) -> list[str]:
     """The lines in the last `size` bytes of a text file, of which the first may be cut; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - size))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
@@ -220,9 +232,18 @@ def collect_versions(source: Path = ROOT) -> dict[str, str]:
     return found
 
 
+def read_versions(run: RunDirectory) -> list[dict[str, str]]:
+    """The entries of versions.json; none if there is no file. Raises CheckpointError."""
+    try:
+        found = json.loads(read_whole(run.versions, LARGEST)) if run.versions.exists() else []
+        return [{"started": entry["started"]} | entry for entry in found]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{run.versions}: damaged ({first_line(error)}); delete it") from None
+
+
 def write_versions(run: RunDirectory) -> None:
     """Add an entry to versions.json, a list with one entry per start of the run."""
-    earlier = json.loads(run.versions.read_text(encoding="utf-8")) if run.versions.exists() else []
+    earlier = read_versions(run)
     entry = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **collect_versions()}
     write_atomically(run.versions, json.dumps([*earlier, entry], indent=2) + "\n")
 

@@ -1,7 +1,6 @@
 """`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper. Runs
 that differ only in their seed are one group: their curves are means, with 95 % t-intervals."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from core.errors import CheckpointError, StoreError
 from core.load import FIELDS, dump_config, setting
-from core.run_directory import read_jsonl, write_atomically
+from core.run_directory import read_jsonl, read_versions, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
 from monitor.run_files import RunFiles, answers, series
@@ -231,8 +230,8 @@ def _different(files: Sequence[RunFiles]) -> list[tuple[str, ...]]:
 def _events(item: RunFiles) -> dict[str, Any]:
     """Starts with their versions, failures that were handled, and the warnings of the log."""
     run, last = item.run, item.metrics[-1]
-    starts = json.loads(run.versions.read_text(encoding="utf-8")) if run.versions.exists() else []
-    rows = [(entry["started"], ", ".join(f"{k} {v}" for k, v in entry.items() if k != "started")) for entry in starts]
+    starts = [dict(entry) for entry in read_versions(run)]
+    rows = [(entry.pop("started"), ", ".join(f"{k} {v}" for k, v in entry.items())) for entry in starts]
     counts = {
         "restarts of rollout actors": last.restarts,
         "quarantined starts": last.quarantined,

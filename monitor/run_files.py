@@ -10,6 +10,7 @@ from core.errors import CheckpointError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from trainer.checkpoint import saved
+from trainer.evaluation.files import read_evaluations
 from trainer.metrics import IterationMetrics, read_metrics
 
 
@@ -52,7 +53,7 @@ def answers(item: RunFiles, count: int) -> list[Answers]:
     if len(paths) < 2:
         return []
     first, last = (
-        {row["problem"]: row for row in read_jsonl(path) if row["kind"] == "greedy"}
+        {row["problem"]: row for row in read_jsonl(path, _check_response) if row["kind"] == "greedy"}
         for path in paths[:: len(paths) - 1]
     )
     return [
@@ -62,6 +63,12 @@ def answers(item: RunFiles, count: int) -> list[Answers]:
     ][:count]
 
 
+def _check_response(row: dict[str, Any]) -> None:
+    """Raises KeyError or TypeError for a row that cannot be shown."""
+    "".join(row[name] for name in ("problem", "kind", "prompt", "response"))
+    int(row["correct"])
+
+
 def read_run(run: RunDirectory) -> RunFiles:
     """Read a run. Raises CheckpointError when no iteration is finished yet."""
     metrics = read_metrics(run.metrics)
@@ -69,7 +76,7 @@ def read_run(run: RunDirectory) -> RunFiles:
         raise CheckpointError(
             f"{run.path} has no finished iteration yet (no metrics in {run.metrics.name}); train it first"
         )
-    return RunFiles(run, load_config(run.config), metrics, read_jsonl(run.evaluations))
+    return RunFiles(run, load_config(run.config), metrics, read_evaluations(run.evaluations))
 
 
 def series(item: RunFiles, name: str) -> dict[int, float]:

@@ -92,7 +92,7 @@ class Starting:
 def last_start(run: RunDirectory) -> float:
     """Seconds that the newest other start below the run's root took; `TYPICAL` if there is none."""
     earlier = sorted(run.path.parent.glob("*/startup.json"), key=lambda path: path.stat().st_mtime)
-    with suppress(IndexError, OSError, ValueError, KeyError):
+    with suppress(IndexError, OSError, ValueError, TypeError, KeyError):
         return float(json.loads(earlier[-1].read_text(encoding="utf-8"))["seconds"])
     return TYPICAL
 

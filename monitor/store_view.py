@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.config import ReplayConfig
-from core.errors import CheckpointError
+from core.errors import CheckpointError, first_line
+from core.files import read_whole
 from core.load import load_config
 from core.records import IntArray
-from core.run_directory import RunDirectory
+from core.run_directory import LARGEST, RunDirectory
 from monitor.store_table import read_shards, states_table
 from replay.store.shard import Shard
 from trainer.checkpoint import latest, saved
@@ -52,7 +53,12 @@ def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:
     file = run.tokenizer / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"{run.path}: no tokenizer.json in it yet; wait until its start has read the task")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_str(read_whole(file, LARGEST).decode("utf-8"))
+    except Exception as error:  # tokenizers raises a plain one
+        raise CheckpointError(
+            f"{file}: damaged ({first_line(error)}); copy the tokenizer of model.path there"
+        ) from None
     # a prefix has special tokens only where turns begin and end, and there they are to be seen
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
@@ -73,9 +79,14 @@ def write_problems(run: RunDirectory, task: "Task") -> None:
 
 
 def read_problems(path: Path) -> dict[str, tuple[str, str]]:
-    """Problem id -> (prompt, level); empty for a run without the file."""
+    """Problem id -> (prompt, level); empty for a run without the file. Raises CheckpointError."""
     if not path.exists():
         return {}
-    table = pq.read_table(path)
-    names, prompts, levels = (table[name].to_pylist() for name in ("problem", "prompt", "level"))
+    try:
+        table = pq.read_table(pa.BufferReader(read_whole(path, LARGEST)))
+        names, prompts, levels = (table[name].to_pylist() for name in ("problem", "prompt", "level"))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({first_line(error)}); delete it, and a resume writes it again"
+        ) from None
     return dict(zip(names, zip(prompts, levels, strict=True), strict=True))

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError, first_line
 from core.load import FIELDS, dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from core.sections.registry import find, names
+from trainer.evaluation.files import read_evaluations
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
@@ -57,7 +58,7 @@ class TrackerSink:
             name: value for name, value in (flatten(metrics) | flatten_sources(metrics)).items() if math.isfinite(value)
         }
         self._tracker.numbers(step, {self._tags.get(name, name): float(value) for name, value in finite.items()})
-        for line in read_jsonl(self._run.evaluations):
+        for line in read_evaluations(self._run.evaluations):
             if self._shown < line["iteration"] <= step:
                 rows = evaluation_rows(line)
                 values = {f"evaluation/{row['set']}": row["success"] for row in rows}
@@ -227,7 +228,10 @@ class MLflow(Tracker):
 
 def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:
     """The run's id in a tracker; a new one is kept in trackers.json, for a resume."""
-    ids = json.loads(run.trackers.read_text(encoding="utf-8")) if run.trackers.exists() else {}
+    try:
+        ids = dict(json.loads(run.trackers.read_text(encoding="utf-8"))) if run.trackers.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{run.trackers}: damaged ({first_line(error)}); delete it") from None
     if tracker not in ids:
         ids[tracker] = create()
         write_atomically(run.trackers, json.dumps(ids) + "\n")

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+from pydantic import TypeAdapter, ValidationError
 
 from core import PROGRAM
 from core.errors import CheckpointError, FullDiskError, first_line
-from core.run_directory import RunDirectory, sync, write_atomically
+from core.files import open_regular, read_whole
+from core.run_directory import LARGEST, RunDirectory, sync, write_atomically
 
 if TYPE_CHECKING:
     from trainer.run import Run
@@ -137,7 +139,7 @@ def exported(directory: RunDirectory, folder: Path) -> bool:
 def _damage(folder: Path) -> str:
     """What is wrong with the first changed file; empty if nothing is."""
     try:
-        digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8")) if (folder / DIGESTS).exists() else {}
+        digests = json.loads(read_whole(folder / DIGESTS, LARGEST)) if (folder / DIGESTS).exists() else {}
         for name, digest in digests.items():
             if _digest(folder / name) != digest:
                 return f"{folder / name}: damaged, its content is not what was written"
@@ -150,7 +152,7 @@ def _damage(folder: Path) -> str:
 
 def _digest(path: Path) -> str:
     state = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(1 << 24):
             state.update(piece)
     return state.hexdigest()
@@ -158,9 +160,8 @@ def _digest(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found)
-    except (OSError, ValueError, TypeError) as error:
+        return dict(json.loads(read_whole(path, LARGEST)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({first_line(error)}); {_another(path.parent)}") from None
 
 
@@ -238,11 +239,11 @@ def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
 def saved(run: RunDirectory) -> int | None:
     """The iteration that `latest` names; None before the first checkpoint."""
     pointer = run.checkpoints / "latest"
-    if not pointer.is_file():
+    if not pointer.exists():
         return None
     try:
-        return int(pointer.read_text())
-    except ValueError:
+        return int(read_whole(pointer, LARGEST))
+    except (ValueError, OSError):
         raise CheckpointError(f"{pointer}: damaged; write the name of a checkpoint beside it into it") from None
 
 
@@ -264,9 +265,10 @@ def latest(run: RunDirectory) -> Path:
 def progress_of(path: Path) -> RunProgress:
     """The progress of the run when the checkpoint was written."""
     found = _read_json(path / "progress.json")
-    if "iteration" not in found:
-        raise CheckpointError(f"{path / 'progress.json'}: it names no iteration; {_another(path)}")
-    return RunProgress(**found)
+    try:
+        return TypeAdapter(RunProgress).validate_python(found, extra="forbid")
+    except ValidationError as error:  # damaged, or of a newer version
+        raise CheckpointError(f"{path / 'progress.json'}: {first_line(error)}; {_another(path)}") from None
 
 
 def in_flight(progress: RunProgress) -> int:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from core.errors import CheckpointError, first_line
 from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Use, used
 
@@ -72,7 +75,11 @@ class Coverage(StartSource):
 
 
 def read_lives(folder: Path) -> Mapping[str, Life]:
-    """The lives of problems, by id, that a checkpoint's sources have in `folder`; none if it has no such file."""
+    """The lives of problems, by id, that a checkpoint's sources have in `folder`; none if it has no such file. Raises
+    CheckpointError for a damaged one."""
     file = folder / FILE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return {name: Life(**life) for name, life in known.items()}
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return TypeAdapter(dict[str, Life]).validate_python(known)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: damaged ({first_line(error)}); resume from another checkpoint") from None

@@ -302,7 +302,7 @@ class JsonlSink:
 
 def read_metrics(path: Path) -> list[IterationMetrics]:
     """The iterations of a metrics.jsonl, in order."""
-    return [unflatten(line) for line in read_jsonl(path)]
+    return [unflatten(line) for line in read_jsonl(path, unflatten)]
 
 
 class PhaseClock:

@@ -1,8 +1,10 @@
 """What all sections of the configuration share."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
@@ -51,7 +53,9 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _number(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false for a number, and numbers beyond LARGEST."""
+        """Refuse true and false for a number, numbers beyond LARGEST, and texts that no file can have as its name."""
+        if isinstance(given, str | Path) and (why := unnameable(str(given))):
+            raise ValueError(f"the text {why}")
         annotation = cls.model_fields[info.field_name or ""].annotation
         if not {int, float} & {annotation, *get_args(annotation)}:
             return given
@@ -60,6 +64,14 @@ class Section(BaseModel):
         if isinstance(given, int | float) and abs(given) > LARGEST and given == given and abs(given) != float("inf"):
             raise ValueError(f"at most {LARGEST}")
         return given
+
+
+def unnameable(text: str) -> str:
+    """Why no file can have this name; empty if one can."""
+    try:
+        return "has a null character" if b"\0" in os.fsencode(text) else ""
+    except UnicodeEncodeError:
+        return "has half of a character (a lone surrogate), and cannot be a name of a file"
 
 
 def closest(given: object, names: Collection[str]) -> str:

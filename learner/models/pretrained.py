@@ -157,7 +157,13 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora
 
 def check_trainable(path: str | Path) -> None:
     """Raises ModelError as `load_policy` for a model that the learner does not support; no weights are read."""
-    _check_layers(AutoModelForCausalLM, read_config(path), path)
+    config = read_config(path)
+    _check_layers(AutoModelForCausalLM, config, path)
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever a model's class raises for a wrong number
+        raise ModelError(f"model.path {path}: config.json makes no model: {first_line(error)}") from error
 
 
 def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import StoreError, first_line
+from core.files import open_regular
 
 _LENGTH = 8  # size of the length field of an entry, in bytes
 
@@ -59,7 +60,8 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[bytes], int]:
     """Header, writes, and the bytes up to the end of the last complete entry. Raises StoreError."""
     entries, at = list[bytes](), 0
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
         while size := int.from_bytes(content[at : at + _LENGTH], "little"):
             end = at + _LENGTH + size
             if end > len(content):

@@ -11,6 +11,7 @@ from typing import Any
 from core.environments.protocol import TOOLS
 from core.environments.templates import rendered
 from core.errors import DataError, first_line
+from core.machine import bounded
 
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 _NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
@@ -82,7 +83,8 @@ def load_messages(text: str) -> Messages:
 
 def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
     """The dialogue as the model reads it. `reply`: append what begins the assistant's next turn. Raises DataError when
-    the chat template refuses the dialogue: it may allow no system message, or only alternating roles."""
+    the chat template refuses the dialogue: it may allow no system message, or only alternating roles; ModelError when
+    the template itself fails or has no end."""
     template = getattr(tokenizer, "chat_template", None) or ""
     tools = next((json.loads(message.content) for message in messages if message.role == TOOLS), None)
     if tools and "tools" not in str(template):
@@ -93,7 +95,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
 
     try:
         said = [asdict(message) for message in messages if message.role != TOOLS]
-        return rendered(tokenizer, said, tools=tools, reply=reply)
+        with bounded():
+            return rendered(tokenizer, said, tools=tools, reply=reply)
     except TemplateError as error:
         raise DataError(
             f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); fix or delete "

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
     for number in (1, 2):
         sink.write(iteration(number))
     sink.close()
-    record = {"success": 0.29, "low": 0.25, "high": 0.33, "problems": 256}
+    record = {"success": 0.29, "low": 0.25, "high": 0.33, "problems": 256, "pass": {}, "levels": [], "sources": []}
     made.evaluations.write_text(json.dumps({"iteration": 2, **record}) + "\n")
     policy = made.checkpoints / "000002" / "policy"
     policy.mkdir(parents=True)

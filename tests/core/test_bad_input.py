@@ -248,7 +248,24 @@ COMMANDS: list[tuple[str, str]] = [
     ("replay RUN", "no replay store"),
     ("inspect /nowhere", "/nowhere is not a run"),
     ("inspect RUN", "no replay store"),
-    ("inspect RUN --port x", "argument --port: invalid int value: 'x'"),
+    ("inspect RUN --port x", "argument --port: give a whole number"),
+    ("inspect RUN --port 99999", "from 0 to 65535, not '99999'"),
+    ("inspect RUN --port -1", "argument --port"),
+    ("replay RUN --top -1", "argument --top"),
+    ("replay RUN --problems 1.5", "argument --problems"),
+    ("replay RUN --depth 0 99999999999999999999", "argument --depth"),
+    (f"replay RUN --top {'9' * 5000}", "argument --top"),
+    (f"check --run.iterations {'9' * 5000}", "run.iterations"),
+    ("check --run.root LOOP", "Symlink loop"),
+    ("check --model.path LOOP", "LOOP: no such directory"),
+    ("check --config LOOP", "LOOP"),
+    ("check --task.name gsm8k --task.path LOOP.jsonl", "LOOP.jsonl"),
+    ("evaluate LOOP", "LOOP: no such directory"),
+    ("report LOOP", "is not a run"),
+    ("report a\0b", "null character"),
+    ("check --model.path a\0b", "null character"),
+    ("check --run.name a\ud800b", "cannot be a name of a file"),
+    ("replay \ud800", "cannot be a name of a file"),
     ("report /nowhere", "/nowhere is not a run"),
     ("report RUN", "no finished iteration"),
     ("report", "the following arguments are required: RUN"),
@@ -262,6 +279,8 @@ COMMANDS: list[tuple[str, str]] = [
 def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)  # `evaluate` makes the folder of its responses first
+    for name in ("LOOP", "LOOP.jsonl"):
+        (tmp_path / name).symlink_to(tmp_path / name)
     for name, progress in (("RUN", ""), ("TAUGHT", ""), ("PPO", '{"iteration": 1, "total_tokens": 1}')):
         run = RunDirectory.create(tmp_path, name, "demo")
         run.config.write_text(yaml.safe_dump({"sft": {"path": "rows.jsonl"}}))

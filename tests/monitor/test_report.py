@@ -123,7 +123,8 @@ def test_the_summary_counts_updates_that_did_not_happen(tmp_path: Path) -> None:
 def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> None:
     run = RunDirectory(tmp_path)
     run.config.write_text(dump_config(Config()))
-    run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.25}\n')  # the first line is torn
+    line = {"iteration": 0, "success": 0.25, "low": 0.0, "high": 0.5, "problems": 4, "pass": {}, "levels": []}
+    run.evaluations.write_text('{"iter\n' + json.dumps(line | {"sources": []}) + "\n")  # the first line is torn
     with closing(JsonlSink(run.metrics)) as sink:
         for number in range(1, length + 1):
             sink.write(iteration(number))

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
 from core.records import Problem, Rollout
 from core.run_directory import read_jsonl, write_atomically
 from trainer.evaluation.scores import Evaluation, Scores
+from trainer.evaluation.table import evaluation_table
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -118,6 +119,18 @@ def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
         file.write(json.dumps({"iteration": iteration, **evaluation_record(result)}) + "\n")
 
 
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """The lines of evaluations.jsonl, without damaged ones."""
+    return read_jsonl(path, _check_line)
+
+
+def _check_line(line: dict[str, Any]) -> None:
+    """Raises KeyError, TypeError, ... for a line that cannot be shown."""
+    if not isinstance(line["iteration"], int):
+        raise TypeError(f"iteration is {line['iteration']!r}")
+    evaluation_table(line)
+
+
 def lacks_evaluation(path: Path, iteration: int) -> bool:
     """Whether evaluations.jsonl has no line of this iteration."""
-    return all(line["iteration"] != iteration for line in read_jsonl(path))
+    return all(line["iteration"] != iteration for line in read_jsonl(path, lambda line: line["iteration"]))

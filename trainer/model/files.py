@@ -154,6 +154,10 @@ def load_tokenizer(path: str, template_date: date | None = None) -> "PreTrainedT
         raise ModelError(
             f"model.path = {path}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
         )
+    try:
+        tokenizer("a")
+    except Exception as error:  # such as a text for a number in tokenizer_config.json
+        raise ModelError(f"model.path = {path}: the tokenizer fails: {first_line(error)}") from None
     tokenizer.template_date = template_date
     return tokenizer
 
@@ -163,7 +167,7 @@ def _read(kind: Any, path: str, field: str, failure: str = "cannot read the mode
     check_place(path, field)
     try:
         return kind.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the readers raise many unrelated types; all mean that the files cannot be used
         remedy = "" if Path(path).exists() else f"; {NO_FOLDER}"
         raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}{remedy}") from error
 
@@ -171,7 +175,10 @@ def _read(kind: Any, path: str, field: str, failure: str = "cannot read the mode
 def check_place(path: str, field: str) -> None:
     """Raises ModelError for a path that is neither there nor the form of a hub name."""
     place = Path(path).expanduser()
-    if not place.exists() and (path.startswith((".", "~")) or not HUB_NAME.fullmatch(path)):
+    for file in place.iterdir() if place.is_dir() else ():
+        if not (file.is_file() or file.is_dir()):
+            raise ModelError(f"{field} = {path}: {file.name} is a pipe, a device or a link to nothing, and no file")
+    if not place.exists() and (place.is_symlink() or path.startswith((".", "~")) or not HUB_NAME.fullmatch(path)):
         raise ModelError(f"{field} = {path}: no such directory; give a model directory, or a hub name (owner/name)")
 
 
@@ -185,7 +192,7 @@ def inspect_model(path: str, field: str = "model.path", alone: bool = False) -> 
         raise ModelError(
             f"{field} = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
         )
-    config = _read(AutoConfig, path, field, local_files_only=alone)
+    config = _read(AutoConfig, path, field, "cannot read config.json", local_files_only=alone)
     architecture = (getattr(config, "architectures", None) or [""])[0]
     if architecture not in causal_language_models():
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
@@ -193,8 +200,10 @@ def inspect_model(path: str, field: str = "model.path", alone: bool = False) -> 
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
     try:
         shape = _shape(config)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"{field} = {path}: {architecture} is not supported: {first_line(error)}") from error
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(
+            f"{field} = {path}: config.json: {architecture} is not supported: {first_line(error)}"
+        ) from error
     return ModelInfo(architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **shape)
 
 
@@ -210,8 +219,18 @@ def causal_language_models() -> set[str]:
 
 def _shape(config: Any) -> dict[str, Any]:
     text = config.get_text_config()
+    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+    numbers = {name: getattr(text, name) for name in needed}
+    for name in ("head_dim", "num_key_value_heads", "intermediate_size"):
+        if isinstance(number := getattr(text, name, None), int):
+            numbers[name] = number
+    for name, number in numbers.items():
+        if not (isinstance(number, int) and 0 < number < 2**31):
+            raise ValueError(f"{name} = {number!r}")
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    if heads % (getattr(text, "num_key_value_heads", None) or heads):
+        raise ValueError(f"num_attention_heads = {heads}, which num_key_value_heads does not divide")
     return {
         "context": int(text.max_position_embeddings),
         "vocabulary": int(text.vocab_size),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from core.errors import ModelError, first_line
+from core.machine import NoEnd, bounded
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -77,8 +78,9 @@ def _check(file: Path, where: str) -> str:
         if opened.read(4) != b"GGUF":
             raise ModelError(f"{where}: not a GGUF file")
     try:
-        reader = GGUFReader(file)
-    except Exception as error:  # many unrelated types, by the place of the damage
+        with bounded(30.0, 2**31 + file.stat().st_size):  # an array may say that it has any number of elements
+            reader = GGUFReader(file)
+    except (Exception, NoEnd) as error:  # many unrelated types, by the place of the damage
         raise ModelError(f"{where}: damaged or incomplete ({first_line(error)}); copy or download it again") from error
     if _value(reader, "split.count", 1) > 1:
         raise ModelError(f"{where}: one part of several; join them with `llama-gguf-split --merge`")
