@@ -15,14 +15,6 @@ KEPT: list[Engine] = []
 """Engines of closed pools: vLLM would end torch's process groups with them, also those of the next run."""
 
 
-def keep_model_classes() -> None:
-    """Keep vLLM's transformers backend from wrapping the model's class for its compiler: the learner of this process
-    has the same class. To be called before the engine is built."""
-    from vllm.model_executor.models.transformers.base import Base
-
-    Base._decorate_for_torch_compile = lambda _: None  # type: ignore[method-assign,assignment]
-
-
 class LocalPool:
     """One engine in this process."""
 

@@ -59,6 +59,14 @@ def register_model_class(model_path: str) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
+def keep_model_classes() -> None:
+    """Keep vLLM's transformers backend from wrapping the model's class for its compiler: the learner of this process
+    has the same class. To be called before the engine is built."""
+    from vllm.model_executor.models.transformers.base import Base
+
+    Base._decorate_for_torch_compile = lambda _: None  # type: ignore[method-assign,assignment]
+
+
 def engine_arguments(config: ResolvedRollout, device: str) -> dict[str, Any]:
     """vLLM's arguments that do not depend on the model; see `actors/options.py` for those that a user may add."""
     from vllm.config import WeightTransferConfig

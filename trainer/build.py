@@ -343,7 +343,8 @@ def engine_pool(
     rollout = rollout_settings(config.rollout, config.task)
     if local:
         from actors.engines import build_engine
-        from actors.local import NAME, LocalPool, keep_model_classes
+        from actors.local import NAME, LocalPool
+        from actors.vllm_setup import keep_model_classes
 
         keep_model_classes()
         engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)

@@ -258,7 +258,7 @@ def latest(run: RunDirectory) -> Path:
         raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
     path = run.checkpoints / f"{iteration:06d}"
     if not (path / "progress.json").is_file():
-        raise CheckpointError(f"{path}: incomplete; {_another(path)}")
+        raise CheckpointError(f"{path}: incomplete, it has no file progress.json; {_another(path)}")
     return path
 
 

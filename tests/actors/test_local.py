@@ -12,8 +12,7 @@ from tests.whole_runs import ROOT, environment
 
 CODE = """
 import sys
-from actors.local import keep_model_classes
-from actors.vllm_setup import environment
+from actors.vllm_setup import environment, keep_model_classes
 import os
 os.environ.update(environment("cpu", 1))
 keep_model_classes()
