@@ -239,7 +239,7 @@ def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
 def saved(run: RunDirectory) -> int | None:
     """The iteration that `latest` names; None before the first checkpoint."""
     pointer = run.checkpoints / "latest"
-    if not pointer.exists():
+    if not os.path.lexists(pointer):
         return None
     try:
         return int(read_whole(pointer, LARGEST))
