@@ -143,7 +143,7 @@ def bounded(seconds: float = 5.0, growth: int = 2**30) -> Iterator[None]:
     try:
         resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
         if main:
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again: a callback of C may swallow it
         yield
     finally:
         if main:
