@@ -150,8 +150,8 @@ class LearnerGroup:
 
     def now(self) -> LearnerNow:
         """What `credit` needs to know of the learner for the update that comes next."""
-        warm = self._state.begin_update(self._config.critic_warmup)
-        return LearnerNow(self.version, self._state.kl_coefficient, warming_up=not warm)
+        learns = self._state.policy_learns(self._config.critic_warmup)
+        return LearnerNow(self.version, self._state.kl_coefficient, warming_up=not learns)
 
     def update(self, batch: Batch) -> UpdateStats:
         """Train on a batch of rollouts that were scored with the current weights: `epochs` passes of `minibatches`
@@ -216,6 +216,7 @@ class LearnerGroup:
             batch.skipped_problems([step.members for step in taken], skipped),
             steps=self._config.epochs * self._config.minibatches,
             policy_steps=sum(step.trains_policy for step in taken),
+            warmup=self._config.critic_warmup,
         )
         if batch.policy_learns() and target is not None and math.isfinite(measured):
             samples = len(batch.starts(Use.TRAIN))

@@ -36,7 +36,7 @@ class LearnerState:
     policy_steps: int = 0  # of these, those in which it was trained: its learning-rate schedule begins with the first
     skipped_in_row: int = 0
     skipped_problems: list[str] = field(default_factory=list)  # ids, of these skipped steps
-    policy_trains: bool = False  # False until the critic's warm-up ends
+    policy_trains: bool = False  # whether an update was made after the warm-up of the critic
 
     def continue_with(self, ranks: int, kl_configured: float) -> None:
         """Continue on `ranks` ranks. Another configured KL coefficient replaces the adapted one."""
@@ -44,13 +44,16 @@ class LearnerState:
         if kl_configured != self.kl_configured:
             self.kl_configured = self.kl_coefficient = kl_configured
 
-    def begin_update(self, warmup: int) -> bool:
-        """Whether the policy learns in the update that begins now; `warmup`: updates of the critic alone."""
-        self.policy_trains = self.policy_trains or self.updates >= warmup
-        return self.policy_trains
+    def policy_learns(self, warmup: int) -> bool:
+        """Whether the policy learns in the next update; `warmup`: updates of the critic alone. A warm-up that is over
+        stays so: a resumed run with a longer one has none."""
+        return self.policy_trains or self.updates >= warmup
 
-    def note_steps(self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int) -> None:
+    def note_steps(
+        self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int, warmup: int
+    ) -> None:
         """Count an update. `problems`: of its last skipped steps; `steps`: possible ones; `policy_steps`: trained."""
+        self.policy_trains = self.policy_learns(warmup)
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []

@@ -15,19 +15,21 @@ def new_state() -> LearnerState:
     return LearnerState(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
 
 
-def note(state: LearnerState, skipped: list[bool], problems: list[str]) -> None:
+def note(state: LearnerState, skipped: list[bool], problems: list[str], warmup: int = 0) -> None:
     """An update of one pass."""
     count = len(skipped)
-    state.note_steps(skipped, problems, steps=count, policy_steps=count * state.policy_trains)
+    trained = count * state.policy_learns(warmup)
+    state.note_steps(skipped, problems, steps=count, policy_steps=trained, warmup=warmup)
 
 
 def test_the_warm_up_ends_after_its_length() -> None:
     state = new_state()
     trained = []
     for _ in range(4):
-        trained.append(state.begin_update(2))
-        note(state, [False], [])
+        trained.append(state.policy_learns(2))
+        note(state, [False], [], warmup=2)
     assert trained == [False, False, True, True]
+    assert state.policy_learns(100)  # of a resumed run
 
 
 def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
@@ -65,8 +67,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 def test_the_policy_counts_its_own_steps() -> None:
     state = new_state()
     for _ in range(3):
-        state.begin_update(2)
-        note(state, [False, True], [])
+        note(state, [False, True], [], warmup=2)
     assert (state.steps, state.policy_steps) == (6, 2)
 
 
