@@ -7,6 +7,7 @@ Invariant: an option is `--` and the field's dotted name in a recipe; hyphens co
 import argparse
 import difflib
 import json
+import math
 import re
 import shutil
 import textwrap
@@ -31,6 +32,7 @@ from core.sections.meanings import MEANINGS, WITHOUT
 RARELY_MEANT = ("evaluation.", "sft.", "reward_model.")
 """A field name without its section is looked up in these sections last, except in the section's own command."""
 LARGEST_RECIPE = 16 * 2**20  # bytes
+MOST_VALUES = 1_000_000  # of a recipe, its aliases written out
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH", date: "DATE"}
@@ -229,9 +231,26 @@ def _read_sections(path: Path | str) -> dict[str, Any]:
         data = yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # also nested too deeply; a date such as 2024-99-99
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if _values(data, {}) > MOST_VALUES:
+        raise ConfigError(f"{path}: its aliases (*name) stand for more than {MOST_VALUES:,} values; write fewer")
     if not isinstance(data, dict | None):
         raise ConfigError(f"{path}: expected sections (run, model, task, ...) with fields, found {type(data).__name__}")
     return data or {}
+
+
+def _values(data: Any, known: dict[int, float]) -> float:
+    """How many values `data` has when every alias is written out; infinity where one contains itself. `known`: of the
+    parts that were counted, by identity.
+
+    >>> _values({"a": [1, 2]}, {})
+    4.0
+    """
+    if not isinstance(data, dict | list):
+        return 1.0
+    if id(data) not in known:
+        known[id(data)] = math.inf  # while it is counted
+        known[id(data)] = 1.0 + sum(_values(one, known) for one in (data.values() if isinstance(data, dict) else data))
+    return known[id(data)]
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> dict[str, Any]:

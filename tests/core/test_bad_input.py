@@ -9,7 +9,9 @@ import io
 import math
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -84,6 +86,10 @@ def test_numbers_on_the_command_line_are_read_alike() -> None:
             one_line(error.value, name)
 
 
+ALIASES = "task:\n  parameters:\n    a: &a [1, 2]\n" + "".join(  # 2^26 values
+    f"    {after}: &{after} [*{name}, *{name}]\n" for name, after in pairwise(ascii_lowercase)
+)
+
 RECIPES: list[tuple[bytes, str]] = [
     (b"\xff\xfe\x00bad", "not UTF-8"),
     ("run: {name: é}".encode("latin-1"), "not UTF-8"),
@@ -102,6 +108,8 @@ RECIPES: list[tuple[bytes, str]] = [
     (b"run:\n\tseed: 1", "not valid YAML"),
     (b"run: @x", "not valid YAML"),
     (b"run: *nothing", "not valid YAML"),
+    (b"task: {parameters: &a {x: *a}}", "aliases"),
+    (ALIASES.encode(), "aliases"),
     (b"run: !!python/object:os.system x", "not valid YAML"),
     (b"run: {seed: !!int x}", "not valid YAML"),
     (b"run: {name: 2024-99-99}", "not valid YAML"),
