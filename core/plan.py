@@ -52,7 +52,7 @@ def plan_warnings(config: Config) -> list[str]:
         )
     if algorithm.kl_coefficient > 0 and algorithm.kl_fades and config.task.name == "dialogue":
         lines.append(
-            "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep "
+            "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above 0 or task.success_reward; to keep "
             "the policy near its start, set algorithm.kl_target, or the schedule to constant"
         )
     if config.replay.imitated and config.rollout.samples == 1:

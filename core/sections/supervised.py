@@ -43,9 +43,6 @@ class RewardModelConfig(Section):
 
     path: str = ""
     """Reward model of the task dialogue: a run of `launch.py reward-model`, or a sequence classifier with one label."""
-    threshold: float = 0.0
-    """Normalised reward above which a response counts as a success (success rates, replay's outcomes,
-    algorithm.kl_schedule unsolved). 0 is the average of the responses that the model was measured on."""
     pairs: str = ""
     """Preference pairs to train on: .jsonl, .parquet, a directory or a hub name."""
     split: str = "train"

@@ -173,7 +173,7 @@ def check_endpoint(config: LanguageJudgeConfig) -> None:
 
 
 class LanguageJudge:
-    """Rewards from -1 (score 1) to 1 (score 10); correct is a reward above `reward_model.threshold`."""
+    """Rewards from -1 (score 1) to 1 (score 10); correct is a reward above 0."""
 
     asks = Asks()
 
@@ -201,7 +201,7 @@ class LanguageJudge:
             why = "the judge did not answer" if answer is None else f"the judge gave no score: {answer[-60:]!r}"
             return Verdict(-1.0, False, why, judge_failed=True)
         reward = 2 * (score - _LOWEST) / (_HIGHEST - _LOWEST) - 1
-        return Verdict(reward, reward > self._config.threshold, f"score {score:g}")
+        return Verdict(reward, reward > 0.0, f"score {score:g}")
 
     def close(self) -> None:
         """Close the endpoint."""

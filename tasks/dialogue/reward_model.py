@@ -166,7 +166,7 @@ class RewardJudge:
         scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
         finite = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
         lowest = min(finite, default=self._scale.mean)
-        return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
+        return [score_verdict(score, self._scale, lowest) for score in scores]
 
     def close(self) -> None:
         """End the model's process."""
@@ -174,8 +174,8 @@ class RewardJudge:
             self._scorer.close()
 
 
-def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
-    """The normalised score as reward; correct when above the threshold. A dialogue that cannot be scored gets the
+def score_verdict(score: float | None, scale: Scale, lowest: float) -> Verdict:
+    """The normalised score as reward; correct when above 0, the average. A dialogue that cannot be scored gets the
     reward of `lowest`, so a response that is too long to be judged gains nothing."""
     least = (lowest - scale.mean) / scale.deviation
     if score is None:
@@ -183,4 +183,4 @@ def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: f
     if not math.isfinite(score):
         return Verdict(least, False, f"the reward model returned {score}", judge_failed=True)
     reward = (score - scale.mean) / scale.deviation
-    return Verdict(reward, reward > threshold, f"score {score:.3f}")
+    return Verdict(reward, reward > 0.0, f"score {score:.3f}")

@@ -143,7 +143,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
     alone = RewardScorer(policy, batch_tokens=1, device="cpu").score(asked)
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
-    settings = RewardModelConfig(path=policy, threshold=0.25)
+    settings = RewardModelConfig(path=policy)
     verdicts = RewardJudge(settings, local_scorer).judge(cases(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
@@ -161,11 +161,10 @@ def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)
     assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
-    unscored = score_verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
+    unscored = score_verdict(float("nan"), Scale(), lowest=-1.0)
     assert unscored == Verdict(-1.0, False, "the reward model returned nan", True)
-    assert score_verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
-        0.5, False, "score 3.000"
-    )  # not above the threshold
+    assert score_verdict(3.0, Scale(1.0, 4.0), lowest=-1.0) == Verdict(0.5, True, "score 3.000")
+    assert score_verdict(1.0, Scale(1.0, 4.0), lowest=-1.0) == Verdict(0.0, False, "score 1.000")  # the average
 
 
 @pytest.mark.usefixtures("ray_cluster")
