@@ -99,9 +99,9 @@ def evaluate(
     `against`: a second one to compare with; the win rate is printed. `reward`, `data`: as `train` got them.
     """
     with clear_errors():
-        from commands.evaluate import evaluate_models
+        from commands.evaluate import evaluate_models, recipe_of
         from commands.objects import with_objects
 
         config = with_objects(config, reward, data)
-        check_named(config, str(target))
+        check_named(config, "" if target and recipe_of(str(target)) else str(target))
         return evaluate_models(config, str(target), str(against), local=local)

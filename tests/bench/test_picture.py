@@ -1,5 +1,6 @@
 """The picture of the demo."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from trainer.metrics import JsonlSink
 def a_run(path: Path, success: float) -> RunFiles:
     run = RunDirectory.create(path.parent, path.name, "demo")
     run.config.write_text(dump_config(Config()))
-    line = '{"iteration": %d, "success": %f, "low": 0.05, "high": 0.95}\n'
-    run.evaluations.write_text(line % (0, 0.1) + line % (2, success))
+    rest = {"low": 0.05, "high": 0.95, "problems": 3, "pass": {}, "levels": {}, "sources": {}}
+    lines = ({"iteration": number, "success": share, **rest} for number, share in ((0, 0.1), (2, success)))
+    run.evaluations.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with closing(JsonlSink(run.metrics)) as sink:
         for number in (1, 2):
             sink.write(iteration(number))

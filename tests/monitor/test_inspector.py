@@ -103,7 +103,7 @@ def test_the_turns_of_an_episode_are_to_be_seen(made: Made) -> None:
 
 def test_the_life_of_a_problem_is_that_of_the_latest_checkpoint(made: Made) -> None:
     sources = Sources(Coverage(2), {"coverage": Coverage(2)})
-    at = Progress(3, 1, 10, 2)
+    at = Progress(0, 3, 10, 2)
     engines = FakeEngines(lambda *_: ([1], True))
     sources.observe(engines.judge(engines.generate([root_start(STARTED["p1"], at, 0)])), at)
     made.add(STARTED["p1"].id, "a=2\n1", [4], Provenance.OWN_SUCCESSFUL)
