@@ -18,12 +18,11 @@ from monitor.console import duration
 from monitor.run_files import RunFiles, answers, series
 from monitor.store_table import by_provenance
 from monitor.store_view import open_store
+from monitor.student import t_quantile
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import PHASES
 
 OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
-T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0, 1)),
     ("Reward", "", ("reward", "evaluation_reward", "reward_deviation"), (None, None)),
@@ -104,8 +103,7 @@ def over_seeds(runs: Iterable[Mapping[int, float]]) -> Points:
         values = columns[x]
         mean, half = statistics.fmean(values), math.nan
         if (degrees := len(values) - 1) > 0:
-            quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else 1.96 + 2.6 / degrees
-            half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+            half = t_quantile(degrees) * statistics.stdev(values) / math.sqrt(len(values))
         points.append((x, mean, mean - half, mean + half))
     return points
 

@@ -50,6 +50,16 @@ def collect_metrics(
     starts = {rollout.start.id: rollout.start for rollout in report.trained}
     tokens = sum(int(rollout.generated.sum()) for rollout in generated)
     episodes = [rollout.episode for rollout in generated if rollout.episode is not None]
+    measured: dict[str, Any] = {  # some of them are whole numbers, which no type of a mapping says
+        **_of_evaluation(evaluation),
+        **_of_rewards(run, generated),
+        **({} if run.is_wrong is None else _of_errors(run, report, run.is_wrong)),
+        **_of_update(report.stats),
+        **_of_lengths(generated),
+        **_of_flow(run, report, seconds, busy_before),
+        **run.sources.metrics(),
+        **_of_memory(report),
+    }
     return IterationMetrics(
         iteration=report.iteration,
         weight_version=report.broadcast.version,
@@ -58,33 +68,26 @@ def collect_metrics(
         dropped_episodes=run.pool.dropped,
         root_success=_success([rollout for rollout in generated if not rollout.start.replayed]),
         replay_success=_success([rollout for rollout in generated if rollout.start.replayed]),
-        **_of_evaluation(evaluation),
-        **_of_rewards(run, generated),
         replay_share=sum(start.replayed for start in starts.values()) / len(starts),
-        **({} if run.is_wrong is None else _of_errors(run, report, run.is_wrong)),
         imitated=len(report.imitated) if report.stats.policy_trained else 0,
         judge_failures=sum(rollout.verdict.judge_failed for rollout in generated),
         resampled_starts=len({rollout.start.id for rollout in used(report.rollouts, Use.COUNT)}),
-        **_of_update(report.stats),
         logprob_gap=math.nan if gap is None else gap.mean,
         logprob_gap_high=math.nan if gap is None else gap.high,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
         environment_steps=sum(episode.steps for episode in episodes),
         repeated_steps=sum(episode.repeated for episode in episodes),
-        **_of_lengths(generated),
         truncated_share=sum(rollout.finish.truncated for rollout in generated) / len(generated),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
-        **_of_flow(run, report, seconds, busy_before),
-        **_of_sources(run),
-        **_of_memory(report),
         seconds=seconds,
         sources=_by_source(run, report, evaluation),
         rewards=_by_reward(generated),
+        **measured,
     )
 
 
-def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, Any]:
+def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, float]:
     rewards = np.array([rollout.reward for rollout in generated])
     _, uninformative = by_information(generated, run.resampling)
     alike, starts = (len({rollout.start.id for rollout in part}) for part in (uninformative, generated))
@@ -96,12 +99,12 @@ def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def _of_lengths(generated: Sequence[Rollout]) -> dict[str, Any]:
+def _of_lengths(generated: Sequence[Rollout]) -> dict[str, float]:
     lengths = [rollout.response_ids.size for rollout in generated]
     return {"response_length": sum(lengths) / len(lengths), "longest_response": max(lengths)}
 
 
-def _of_errors(run: Run, report: Report, is_wrong: IsWrong) -> dict[str, Any]:
+def _of_errors(run: Run, report: Report, is_wrong: IsWrong) -> dict[str, float]:
     """Shares of texts that are wrong before they end."""
     generated = report.generated
     replayed = {one.start.id: one.start for one in report.trained if one.start.replayed}.values()
@@ -162,7 +165,7 @@ def _success(rollouts: Sequence[Rollout]) -> float:
     return sum(rollout.verdict.correct for rollout in rollouts) / len(rollouts) if rollouts else math.nan
 
 
-def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
+def _of_evaluation(evaluation: Evaluation | None) -> dict[str, float]:
     if evaluation is None:
         return {}
     scores = evaluation.overall
@@ -174,18 +177,14 @@ def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
     }
 
 
-def _of_update(stats: UpdateStats) -> dict[str, Any]:
+def _of_update(stats: UpdateStats) -> dict[str, float]:
     """The metrics of the update: they have the same name in both records."""
     names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)}
     absent = [*(() if stats.policy_trained else OF_POLICY), *(() if stats.critic else OF_CRITIC)]
     return {name: getattr(stats, name) for name in names} | dict.fromkeys(absent, math.nan)
 
 
-def _of_sources(run: Run) -> dict[str, Any]:
-    return dict(run.sources.metrics())
-
-
-def _of_memory(report: Report) -> dict[str, Any]:
+def _of_memory(report: Report) -> dict[str, float]:
     engine, learner = report.broadcast.engine, report.broadcast.learner
     found = {
         "driver_memory": peak_memory().resident,
@@ -198,7 +197,7 @@ def _of_memory(report: Report) -> dict[str, Any]:
     return {name: size / 2**30 for name, size in found.items() if size}
 
 
-def _of_flow(run: Run, report: Report, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
+def _of_flow(run: Run, report: Report, seconds: PhaseSeconds, busy_before: float) -> dict[str, float]:
     queues = run.pool.queues()
     versions = [rollout.versions[rollout.generated] for rollout in report.trained]
     staleness = report.broadcast.version - 1 - np.concatenate(versions)

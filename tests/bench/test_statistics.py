@@ -16,7 +16,6 @@ from bench.statistics import (
     gain,
     mean_over_seeds,
     sign_flip,
-    t_quantile,
     with_interval,
 )
 
@@ -66,11 +65,6 @@ def test_the_ratio_of_costs_by_hand() -> None:
     mixed = cost_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, 0.4, rng())
     # one fast run of five: 0.48 after 100 tokens, so 0.4 after 83
     assert mixed.low < mixed.value < mixed.high == pytest.approx(5 / 6)
-
-
-def test_quantiles_of_t_are_those_of_tables() -> None:
-    tables = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 30: 2.042}
-    assert {n: round(t_quantile(n), 3) for n in tables} == tables
 
 
 def test_a_paired_difference_by_hand() -> None:
