@@ -1,5 +1,6 @@
-"""Losses of critic and KL per token, and the weights that turn them into a mean over the global batch. Invariant: no
-function reduces over tokens; a loss is `(weights * per_token).sum()` however the batch is split."""
+"""Losses of critic and KL per token, and the weights that turn them into a mean over the rows of one optimizer step, on
+all ranks, by `algorithm.aggregation`. Invariant: no function reduces over tokens; a loss is `(weights *
+per_token).sum()` however the batch is split."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """The objectives of one micro-batch: from outputs to a loss and its statistics. Invariant: results are weighted sums
-over tokens, so adding them over micro-batches and ranks gives the mean over the global batch. What a token weighs is
-set by `learner.credit`."""
+over tokens, so adding them over micro-batches and ranks gives a mean over the rows of the optimizer step, by
+`algorithm.aggregation`. What a token weighs is set by `learner.credit`."""
 
 from dataclasses import dataclass
 

@@ -64,7 +64,7 @@ def gap_grew(shown: Sequence[IterationMetrics]) -> bool:
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
     """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md,
-    "Holding the root"). With a KL to the reference near `HOLDS` (it may fade), runs came back from that."""
+    "The root is guarded"). With a KL to the reference near `HOLDS` (it may fade), runs came back from that."""
     recent = shown[-SPELL:]
     lost = all(metrics.replay_success > MOST_REPLAYED and metrics.root_success < LEAST_ROOT for metrics in recent)
     losing = all(metrics.replay_success > LEARNT and metrics.root_success < HARDLY for metrics in recent)

@@ -4,6 +4,7 @@
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from commands.options import COMMANDS, command_parser
 from core import PROGRAM
 from core.config import Config
 from core.load import FIELDS, default_text, explained, value_kind
+from core.sections.meanings import MEANINGS, WITHOUT
 from trainer.metrics import SourceMetrics, metric_infos
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -65,7 +67,22 @@ def configuration_page() -> str:
                     explained(leaf),
                 )
                 text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-    return text + SOURCES
+    return text + SOURCES + names_of_others()
+
+
+def names_of_others() -> str:
+    """The tables of what TRL, verl, OpenRLHF and others call our fields."""
+
+    def _table(heading: str, names: Mapping[str, str], mark: str) -> str:
+        rows = [f"| {mark}{left}{mark} | `{', '.join(of.split())}` |\n" for left, of in names.items()]
+        return f"\n| {heading} | name elsewhere |\n|---|---|\n" + "".join(rows)
+
+    about = (
+        "\n## Names in TRL, verl and OpenRLHF\n\n"
+        "The settings of others that mean the same or come nearest ([what differs](training.md#coming-from-trl-or-verl)). "
+        "An unknown name on the command\nline or in a recipe is an error that names the field here.\n"
+    )
+    return about + _table("field", MEANINGS, "`") + "\nWithout a field:\n" + _table("because", WITHOUT, "")
 
 
 def commands_page() -> str:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from bench.learning.page import mean, ratio_text, read_settings, tokens_to_half
+from bench.real.page import IDLE, seconds
 from bench.real.plan import ARMS
 from bench.report import RESULTS
 from bench.runs import Arms, Result, arms_of
@@ -50,9 +51,14 @@ def of_learning(setting: str, column: str) -> str:
 
 
 def of_real(part: str, measure: str, column: str) -> str:
-    """What a cell says of a part of bench.real. `measure`: an entry of the evaluation in per cent, or a level.
-    `column`: an arm at the end, `before` (all arms), or `ARM - ARM` in points over the seed indices of both."""
+    """What a cell says of a part of bench.real. `measure`: an entry of the evaluation in per cent, a level, or
+    `seconds`. `column`: an arm at the end, `before` (all arms), or `ARM - ARM` in points over the seed indices of
+    both."""
     arms = real(part)
+    if measure == "seconds":
+        rows = [row for row in arms.get(column, {}).values() if row["machine"] == LIST["machines"][part]]
+        idle = [seconds(row) for row in rows if max(row["load"]) < IDLE]
+        return with_interval(difference(idle)) if idle else ""
 
     def _success(row: Result, at: int) -> float:
         found = row["evaluations"][at]
@@ -81,10 +87,19 @@ def cells(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in body.splitlines()]
 
 
+def of_arm(arm: str, column: str) -> str:
+    """What a cell says in a table with an arm per row. `column`: a part, a measure, and `*` for the arm, perhaps less
+    another."""
+    part, measure, what = column.split(" ", 2)
+    baseline = what.removeprefix("* - ")
+    return "" if baseline != what and arm in ("before", baseline) else of_real(part, measure, what.replace("*", arm))
+
+
 @pytest.mark.parametrize("table", LIST["tables"], ids=lambda table: f"{table['page']}: {table['heading']}")
 def test_tables_say_what_the_runs_say(table: Mapping[str, Any]) -> None:
+    cell, rows = (of_arm, table["arms"]) if "arms" in table else (of_row, table["rows"])
     assert cells(table["page"], table["heading"]) == [
-        [of_row(row, column) for column in table["columns"]] for row in table["rows"]
+        [cell(row, column) for column in table["columns"]] for row in rows
     ]
 
 

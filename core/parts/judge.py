@@ -1,4 +1,4 @@
-"""The protocols in which the parts meet: what one part calls, another implements, and neither imports the other."""
+"""The protocol of a judge: what it asks for, what it is given, what it returns. The judges are in `tasks`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """Start sources: what proposes the starts of an iteration and observes what became of them. Fresh problems are one,
 replayed states another, and a user's own is a class that `rollout.sources` names (docs/extending.md).
 
-Invariant: what a source proposes depends only on its arguments and on what it has observed, so a run that restores its
-sources repeats.
+Invariant: what a source proposes depends only on its arguments, on what it has observed and on earlier calls, all of
+which `save` keeps. So a run that restores its sources repeats.
 """
 
 from collections.abc import Sequence

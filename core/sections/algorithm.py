@@ -57,8 +57,8 @@ class AlgorithmConfig(Section):
     """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the
     iteration's fresh problems of which every sample fails, at least a tenth. Measured: docs/method.md, Defaults."""
     aggregation: Aggregation = "token-mean"
-    """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x
-    rollout.max_response_tokens (constant, Dr. GRPO)."""
+    """Mean of the policy's loss over an optimizer step, on all ranks: over tokens, over sequences, or its sum
+    over sequences x rollout.max_response_tokens (constant, Dr. GRPO)."""
     importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = "truncate"
     """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [0.5,
     importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""

@@ -1,6 +1,6 @@
 """One model in one DeepSpeed engine: accumulate gradients, step or skip, save, restore. DeepSpeed is imported inside
 functions: its environment must be set first. Invariants: a NaN or Inf in a loss or gradient on any rank makes the step
-change nothing on all; the caller weights tokens over the global batch; any number of backward passes precede a step."""
+change nothing on all; the caller weights tokens over all ranks; any number of backward passes precede a step."""
 
 import shutil
 import sys
