@@ -53,7 +53,7 @@ def check_recipe(options: Namespace) -> int:
     config = override(load_config(*options.config), options.fields)
     try:
         preflight(config, offline=options.offline)
-        check_named(config)
+        check_named(config, rows=("sft.path", "reward_model.pairs"))
         print(dump_config(config) if options.all else differences(config), describe_algorithm(config), sep="\n")
         print(describe_plan(config, batch_plan(config)), *describe_options(config.rollout), sep="\n")
         here = choose_device(config.cluster, lambda: this_machine().gpus > 0)

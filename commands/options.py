@@ -36,11 +36,11 @@ def command_parser(command: str) -> OptionParser:
     return parser
 
 
-def configuration(options: argparse.Namespace, *recipe: Path, model: str = "") -> Config:
+def configuration(options: argparse.Namespace, *recipe: Path, model: str = "", rows: Sequence[str] = ()) -> Config:
     """The defaults, changed by each --config (or else by `recipe`), then by the fields in `options`. Raises
-    ConfigError, also where none of them names a model or a task. `model`: one that the command names itself."""
+    ConfigError, also where they name no model or no task (`model`, `rows`: as in `check_named`)."""
     config = override(load_config(*options.config or recipe), options.fields)
-    check_named(config, model)
+    check_named(config, model, rows)
     return config
 
 

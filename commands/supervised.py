@@ -40,6 +40,8 @@ from trainer.model.files import check_vocabulary, inspect_model, load_tokenizer,
 from trainer.model.gguf import model_folder
 
 SectionName = Literal["sft", "reward_model"]
+ROWS: Mapping[SectionName, str] = {"sft": "sft.path", "reward_model": "reward_model.pairs"}
+"""The field that names a command's rows."""
 Row = dict[str, list[int]]
 """A row as TRL reads it: `input_ids` and `labels` (-100: no loss), or `chosen_ids` and `rejected_ids`."""
 HELD_OUT = 128
@@ -74,7 +76,7 @@ def supervise(
     """Start a new run, or with --resume continue one from TRL's last checkpoint. `finish` gets the model's folder and
     the held-out rows. Returns the exit status."""
     if options.resume is None:
-        config = configuration(options)
+        config = configuration(options, rows=(ROWS[section],))
         config = config.model_copy(update={"model": config.model.dated()})
         run = RunDirectory.create(config.run.root, config.run.name, section.replace("_", "-"))
     elif options.fields or options.config:

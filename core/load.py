@@ -292,25 +292,30 @@ def override(config: AnyConfig, options: Sequence[str]) -> AnyConfig:
     return _parsed(data, "command line", type(config))
 
 
-def check_named(config: Config, model: str = "") -> None:
-    """Raises ConfigError when neither a recipe nor an option names a model or a task: the defaults are a toy. `model`:
-    a model without a recipe, whose task has to be named."""
-    if config.task.model_fields_set & {"name", "sources"}:
-        return
-    if config.task.path:
+def check_named(config: Config, model: str = "", rows: Sequence[str] = ()) -> None:
+    """Raises ConfigError unless recipe and options name a model and a task: the defaults are a toy, which only its own
+    name stands for (task arithmetic, or model starter). `model`: one that the command names itself. `rows`: fields
+    whose rows need no task."""
+    task, path = config.task, model or config.model.path
+    model_named = model or "path" in config.model.model_fields_set
+    if task.model_fields_set & {"name", "sources"} or any(setting(config, name) for name in rows):
+        toy = task.name == "arithmetic" and "name" in task.model_fields_set and not task.sources
+        if not (model_named or toy):
+            raise ConfigError("model.path: name a model: --model.path MODEL (Hugging Face name, folder, .gguf file)")
+    elif task.path:
         raise ConfigError(
-            f"task.name: it says how answers to the rows of {config.task.path} are judged; name it: --task.name gsm8k, "
+            f"task.name: it says how answers to the rows of {task.path} are judged; name it: --task.name gsm8k, "
             "math, or prompts with --task.reward, or in --config FILE"
         )
-    if model:
-        raise ConfigError(
-            f"task.name: {model} is no run, which would name its task; name one: --config FILE, or --task gsm8k "
-            "--task.path FILE"
-        )
-    if "path" not in config.model.model_fields_set:
+    elif not model_named:
         raise ConfigError(
             "model.path and task.name: name a model and a task: --config FILE (such as configs/demo.yaml), or "
             "--model.path MODEL --task.name gsm8k --task.path FILE"
+        )
+    elif path != "starter":
+        raise ConfigError(
+            f"task.name: nothing names the task of {path}; name one: --config FILE, or --task.name gsm8k --task.path "
+            "FILE"
         )
 
 

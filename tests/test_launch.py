@@ -119,13 +119,17 @@ def test_evaluate_leaves_no_folder_behind_for_a_mistyped_target(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["train", "check", "evaluate", "sft", "reward-model"])
-def test_a_run_names_a_model_or_a_task(command: str, tmp_path: Path) -> None:
-    """The defaults alone are a toy. A recipe that names neither is as good as none, and rows need a judge."""
+def test_a_run_names_a_model_and_a_task(command: str, tmp_path: Path) -> None:
+    """The defaults alone are a toy. A recipe that names neither is as good as none, rows need a judge, and a model
+    alone or a task alone says what is missing."""
     (tmp_path / "c.yaml").write_text("replay:\n  ratio: 0.5\n")
     for options in ([], ["--config", str(tmp_path / "c.yaml")], ["--task.eval_problems", "5"]):
         line = error_here(command, *options, "--run.root", str(tmp_path))
         assert all(name in line for name in ("model.path", "task.name", "--config FILE"))
-    assert "task.name" in error_here(command, "--model.path", "m", "--task.path", "rows.jsonl")
+    for options in (["--task.path", "rows.jsonl"], [], ["--task.eval_problems", "5"]):
+        assert "task.name" in error_here(command, "--model.path", "m", *options, "--run.root", str(tmp_path))
+    for options in (["--task.name", "gsm8k"], ['--task.sources=[{"name": "sums"}]']):
+        assert "model.path: name" in error_here(command, *options, "--run.root", str(tmp_path))
 
 
 def test_unknown_key_in_a_file(tmp_path: Path) -> None:
@@ -146,18 +150,26 @@ def test_a_template_without_the_question_is_found_before_the_starter_is_built() 
 
 
 def test_missing_data_file() -> None:
-    assert "none.jsonl" in error_here("check", "--task.name", "gsm8k", "--task.path", "none.jsonl")
+    assert "none.jsonl" in error_here("check", "--model.path=starter", "--task.name=gsm8k", "--task.path", "none.jsonl")
 
 
 def test_empty_data(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert "empty" in error_here("check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "empty.jsonl"))
+    assert "empty" in error_here(
+        "check", "--model.path=starter", "--task.name=gsm8k", "--task.path", str(tmp_path / "empty.jsonl")
+    )
 
 
 def test_missing_column(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "1+1?", "gold": "#### 2"}) + "\n")
     line = error_here(
-        "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
+        "check",
+        "--model.path=starter",
+        "--task.name=gsm8k",
+        "--task.path",
+        str(tmp_path / "d.jsonl"),
+        "--task.columns.prompt",
+        "question",
     )
     assert "'answer'" in line
     assert "gold" in line
@@ -172,7 +184,15 @@ def test_prompts_beyond_the_context() -> None:
 def test_programs_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubblewrap missing: refused, with the remedy, before anything starts."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    options = ["--task.name", "mbpp", "--task.path", "tests/data/mbpp/mbpp.jsonl", "--task.eval-problems", "2"]
+    options = [
+        "--model.path=starter",
+        "--task.name",
+        "mbpp",
+        "--task.path",
+        "tests/data/mbpp/mbpp.jsonl",
+        "--task.eval-problems",
+        "2",
+    ]
     options += ["--task.columns.prompt", "text", "--task.columns.tests", "test_list", "--task.judge-timeout", "60"]
     assert "task.sandbox = bubblewrap" in error_here("check", *options)
     result = here("check", *options, "--task.sandbox", "unsafe-subprocess")
@@ -184,13 +204,19 @@ def test_a_data_file_that_was_cut(tmp_path: Path) -> None:
     whole = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
     (tmp_path / "d.jsonl").write_text(whole[:-9])
     line = error_here(
-        "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
+        "check",
+        "--model.path=starter",
+        "--task.name=gsm8k",
+        "--task.path",
+        str(tmp_path / "d.jsonl"),
+        "--task.columns.prompt",
+        "question",
     )
     assert "line 3: the file ends in the middle of this line" in line
 
 
 def test_unreadable_model(tmp_path: Path) -> None:
-    assert "model.path" in error_here("check", "--model.path", str(tmp_path))
+    assert "model.path" in error_here("check", "--task.name=sums", "--model.path", str(tmp_path))
 
 
 def test_not_enough_cpus() -> None:

@@ -294,9 +294,21 @@ def test_a_later_recipe_changes_fields_of_the_earlier_ones(tmp_path: Path) -> No
         load_config(first, second)
 
 
-def test_naming_a_model_or_a_task_is_kept_by_options() -> None:
-    """`override` does not name what nobody named."""
-    with pytest.raises(ConfigError, match=r"model\.path and task\.name"):
-        check_named(override(Config(), ["--run.seed", "3"]))
-    for option in ("--model.path=m", "--task.name=sums", '--task.sources=[{"name": "sums"}]'):
-        check_named(override(override(Config(), [option]), ["--run.seed", "3"]))
+def test_what_names_a_model_and_a_task_is_kept_by_options() -> None:
+    """`override` does not name what nobody named. Rows of `sft` need no task."""
+    for options, missing in (
+        ([], r"model\.path and task\.name"),
+        (["--model.path=m"], r"task\.name"),
+        (["--task.name=gsm8k"], r"model\.path"),
+        (["--sft.path=rows.jsonl"], r"model\.path"),
+    ):
+        with pytest.raises(ConfigError, match=missing):
+            check_named(override(override(Config(), options), ["--run.seed", "3"]), rows=["sft.path"])
+    with pytest.raises(ConfigError, match=r"task\.name"):
+        check_named(override(Config(), ["--model.path=m", "--sft.path=rows.jsonl"]))
+    for option in ("--task.name=gsm8k", '--task.sources=[{"name": "sums"}]', "--sft.path=rows.jsonl"):
+        named = override(Config(), ["--model.path=m", option])
+        check_named(override(named, ["--run.seed", "3"]), rows=["sft.path"])
+        check_named(override(Config(), [option]), model="m", rows=["sft.path"])
+    for option in ("--model.path=starter", "--task.name=arithmetic"):  # they name each other
+        check_named(override(Config(), [option]))
