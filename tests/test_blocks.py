@@ -135,3 +135,20 @@ def test_rows_of_the_page_on_data_are_read_by_the_recipe_below_them(tmp_path: Pa
         task = yaml.safe_load(recipe)["task"] | {"path": str(path), "eval_problems": 1}
         items = task_items(parse_config({"task": task}, recipe).task, 0)
         assert len([*items.train, *items.evaluation]) == len(rows.splitlines()) + 2
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_algorithms_to_copy_go_into_every_recipe(recipe: Path, tmp_path: Path) -> None:
+    from trainer.build import check_methods
+
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    (part,) = re.findall(r"^## Algorithms to copy\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    algorithms = re.findall(r"```yaml\n(.*?)```", part, re.DOTALL)
+    assert len(algorithms) == part.count("\n### ")
+    adapts = load_config(recipe).algorithm.kl_target is not None
+    for algorithm in algorithms:
+        if adapts and "kl_coefficient: 0" in algorithm:
+            continue  # an adapted KL is not 0, as the error says
+        added = tmp_path / "added.yaml"
+        added.write_text(algorithm, encoding="utf-8")
+        check_methods(load_config(recipe, added))
