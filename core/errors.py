@@ -8,9 +8,10 @@ class RetrospectError(Exception):
 
 def first_line(error: BaseException) -> str:
     """The first line with text of another library's error, without its full stop; the name of its type if it has no
-    text. Pydantic's first line only counts ("1 validation error for ..."): the lines after it are joined instead."""
+    text. Pydantic's first line only counts ("1 validation error for ..."), and that of the hub's client only names a
+    field: the lines after it are joined instead."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and "validation error" in lines[0]:
+    if len(lines) > 1 and "validation error" in lines[0].lower():
         return " ".join(lines[1:])[:300]
     return lines[0].rstrip(".") if lines else type(error).__name__
 

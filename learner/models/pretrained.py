@@ -156,14 +156,24 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora
 
 
 def check_trainable(path: str | Path) -> None:
-    """Raises ModelError as `load_policy` for a model that the learner does not support; no weights are read."""
+    """Raises ModelError as `load_policy` for a model that the learner does not support, and for weights of a folder that
+    are not those of its config.json; no weights are read."""
     config = read_config(path)
     _check_layers(AutoModelForCausalLM, config, path)
+    options: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(config)
+        if Path(path).is_dir():
+            _, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+        else:
+            with torch.device("meta"):
+                AutoModelForCausalLM.from_config(config)
+            found = {"missing_keys": (), "mismatched_keys": ()}
     except Exception as error:  # whatever a model's class raises for a wrong number
         raise ModelError(f"model.path {path}: config.json makes no model: {first_line(error)}") from error
+    wrong = [f"{name} is {list(have)}, not {list(want)}" for name, have, want in sorted(found["mismatched_keys"])]
+    wrong += [f"{name} is missing" for name in sorted(found["missing_keys"])]  # transformers would leave it random
+    if wrong:
+        raise ModelError(f"model.path {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
 
 
 def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:
@@ -194,7 +204,7 @@ def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any])
     """A model in memory of its own: one that is mapped from its file loses what it learnt when the file is written again."""
     try:
         model: PreTrainedModel = kind.from_pretrained(path, disable_mmap=True, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"model.path {path}: cannot be loaded as {what}: {first_line(error)}") from error
     return model
 

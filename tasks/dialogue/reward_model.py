@@ -51,7 +51,7 @@ def check_reward_model(path: str) -> Any:
         )
     try:
         config: Any = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a wrong field raises
         raise ModelError(
             f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one "
             "with `launch.py reward-model --run.name NAME` and give runs/NAME"

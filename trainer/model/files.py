@@ -14,6 +14,7 @@ from core.run_directory import RunDirectory
 from core.seeds import derive
 from tasks.synthetic.starter import arithmetic_starter
 from trainer import checkpoint
+from trainer.model.fields import SIZES, wrong_field
 from trainer.model.gguf import model_folder
 
 if TYPE_CHECKING:
@@ -164,12 +165,17 @@ def load_tokenizer(path: str, template_date: date | None = None) -> "PreTrainedT
 
 def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model", **options: Any) -> Any:
     """Load `path` with the transformers class `kind`. Raises ModelError that names the configuration `field`."""
+    from transformers import AutoConfig, PretrainedConfig
+
     check_place(path, field)
     try:
-        return kind.from_pretrained(path, **options)
+        wrong = wrong_field(PretrainedConfig.get_config_dict(path, **options)[0]) if kind is AutoConfig else ""
+        if not wrong:
+            return kind.from_pretrained(path, **options)
     except Exception as error:  # the readers raise many unrelated types; all mean that the files cannot be used
         remedy = "" if Path(path).exists() else f"; {NO_FOLDER}"
         raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}{remedy}") from error
+    raise ModelError(f"{field} = {path}: config.json: {wrong}")
 
 
 def check_place(path: str, field: str) -> None:
@@ -219,14 +225,8 @@ def causal_language_models() -> set[str]:
 
 def _shape(config: Any) -> dict[str, Any]:
     text = config.get_text_config()
-    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
-    numbers = {name: getattr(text, name) for name in needed}
-    for name in ("head_dim", "num_key_value_heads", "intermediate_size"):
-        if isinstance(number := getattr(text, name, None), int):
-            numbers[name] = number
-    for name, number in numbers.items():
-        if not (isinstance(number, int) and 0 < number < 2**31):
-            raise ValueError(f"{name} = {number!r}")
+    if wrong := wrong_field({name: getattr(text, name) for name in SIZES}):  # by the names that all models have
+        raise ValueError(wrong)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     if heads % (getattr(text, "num_key_value_heads", None) or heads):
