@@ -70,16 +70,48 @@ def _read(file: Path, where: str) -> tuple[Any, Any]:
     return _plain(read), tokenizer
 
 
+def _open(file: Path) -> "GGUFReader":
+    """Header and sizes of a file. Raises whatever the package raises, and ValueError where the header counts more than
+    the file has bytes: the package would take as many turns."""
+    import numpy as np
+    from gguf import GGUFReader, GGUFValueType
+
+    class Reader(GGUFReader):
+        """Refuses to read behind the end, where the package finds empty values."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, self._fitting(count), override_order)
+            if len(found) < count:
+                raise ValueError(f"the file ends within {count} values")
+            return found
+
+        def _fitting(self, count: int) -> int:
+            if count > len(self.data):
+                raise ValueError(f"its header counts {count} in a file of {len(self.data)} bytes")
+            return count
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == GGUFValueType.ARRAY:  # its kind, then how many
+                self._fitting(self._get(orig_offs + 4, np.uint64)[0])
+            return super()._get_field_parts(orig_offs, raw_type)
+
+        def _build_fields(self, offs: int, count: int) -> Any:
+            return super()._build_fields(offs, self._fitting(count))
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            return super()._build_tensor_info(offs, self._fitting(count))
+
+    return Reader(file)
+
+
 def _check(file: Path, where: str) -> str:
     """Read header and sizes of a file. Returns the type to save its weights in. Raises ModelError."""
-    from gguf import GGUFReader
-
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise ModelError(f"{where}: not a GGUF file")
     try:
-        with bounded(30.0, 2**31 + file.stat().st_size):  # an array may say that it has any number of elements
-            reader = GGUFReader(file)
+        with bounded(30.0, 2**31 + file.stat().st_size):
+            reader = _open(file)
     except (Exception, NoEnd) as error:  # many unrelated types, by the place of the damage
         raise ModelError(f"{where}: damaged or incomplete ({first_line(error)}); copy or download it again") from error
     if _value(reader, "split.count", 1) > 1:

@@ -1,6 +1,9 @@
 """Models in `.gguf` files, on tiny files that the package `gguf` writes."""
 
+import os
 import re
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,36 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert _told(tmp_path / "absent.gguf") == "no such file; correct the path"
     assert _told(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf") == "no such file; run `make model`, which installs it"
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_header_that_counts_more_than_the_file_holds(tmp_path: Path) -> None:
+    """At once, whatever the count is of, and however many bytes follow: each of them could be an element."""
+    u32, u64 = (lambda *n: struct.pack(f"<{len(n)}I", *n)), (lambda *n: struct.pack(f"<{len(n)}Q", *n))
+    begin, key = b"GGUF" + u32(3), u64(1) + b"k"
+    array, text = u32(gguf.GGUFValueType.ARRAY), u32(gguf.GGUFValueType.STRING)
+    headers = {
+        "fields": begin + u64(0, 2**40),
+        "tensors": begin + u64(2**40, 0),
+        "name of a tensor": begin + u64(1, 0, 2**40),
+        "dimensions": begin + u64(1, 0) + key + u32(2**32 - 1),
+        "key": begin + u64(0, 1, 2**40),
+        "text": begin + u64(0, 1) + key + text + u64(2**40),
+        "most text": begin + u64(0, 1) + key + text + u64(2**64 - 1),
+        "bytes": begin + u64(0, 1) + key + array + u32(gguf.GGUFValueType.UINT8) + u64(2**40),
+        "numbers": begin + u64(0, 1) + key + array + u32(gguf.GGUFValueType.FLOAT64) + u64(2**40),
+        "texts": begin + u64(0, 1) + key + array + u32(gguf.GGUFValueType.STRING) + u64(2**40),
+        "arrays": begin + u64(0, 1) + key + (array + array + u64(2)) + array + u64(2**40),
+        "weights": begin + u64(1, 0) + key + u32(1) + u64(2**40) + u32(0) + u64(0),
+    }
+    for name, header in headers.items():
+        for rest in (0, 2**28):  # without blocks on the disk
+            file = tmp_path / "counts.gguf"
+            file.write_bytes(header)
+            os.truncate(file, len(header) + rest)
+            begun = time.process_time()
+            with pytest.raises(ModelError, match=r"counts\.gguf: damaged or incomplete"):
+                reader._check(file, str(file))
+            assert time.process_time() - begun < 2.0, name
 
 
 def test_a_command_takes_the_file_as_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
