@@ -204,7 +204,7 @@ def check_model_and_data(config: Config) -> str:
         of_source = [item for item in (*items.train, *items.evaluation, *items.sets) if item.source == label]
         lines += [f"{label}: {len(of_source)} problems"] if label else []
         lines.append(_first_prompt(task.first_prompt(label) if task else None, of_source[0]))
-        lines.append(check_judge(source, of_source, located(config.reward_model)))
+        lines.append(check_judge(source, of_source, located(config)))
     if task is None:
         check_task(config.task)
     return "\n".join(lines)

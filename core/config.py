@@ -26,7 +26,7 @@ from core.sections.learner import Critic, LearnerConfig, ResolvedLearner, Schedu
 from core.sections.registry import names
 from core.sections.replay import Boundary, ReplayConfig, ReplaySchedule
 from core.sections.rollout import ResolvedRollout, RolloutConfig
-from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig
+from core.sections.supervised import LanguageJudgeConfig, ResolvedRewardModel, RewardModelConfig, SftConfig
 from core.sections.tasks import (
     CodeConfig,
     Columns,

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from heapq import nsmallest
 
-from core.config import RewardConfig, RewardModelConfig, TaskConfig
+from core.config import ResolvedRewardModel, RewardConfig, TaskConfig
 from core.errors import ConfigError, DataError
 from core.parts.judge import Asks, Case, Judge
 from core.records import Verdict
@@ -26,19 +26,19 @@ MEMORY_GIB = 8.0  # address space of a judging process
 SLOW = 256  # most canonical solutions that `check_judge` has judged where verdicts are slow (programs, own rewards)
 
 
-def start_judge(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judge:
+def start_judge(config: TaskConfig, reward_model: ResolvedRewardModel | None = None, *, check: bool = False) -> Judge:
     """Start the judge of a data set. `check`: without Ray. Raises ConfigError when the user's reward cannot be
     imported, no sandbox can be started or an endpoint does not answer, ModelError for a bad reward model."""
     judge = _start(config, reward_model, check)
     return judge if config.success_reward is None else Threshold(judge, config.success_reward)
 
 
-def _start(config: TaskConfig, reward_model: RewardModelConfig | None, check: bool) -> Judge:
+def _start(config: TaskConfig, reward_model: ResolvedRewardModel | None, check: bool) -> Judge:
     if judged_by_model(config):
         if reward_model and reward_model.judge.url:
             return LanguageJudge(reward_model)
         local = check or not config.judge_workers
-        return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
+        return RewardJudge(reward_model or ResolvedRewardModel(), local_scorer if local else _remote_scorer)
     if find_kind(config.name).episodes and not config.own_rewards:
         return EpisodeJudge()
     return _own_rewards(config) if config.own_rewards else _task_judge(config)
@@ -100,7 +100,7 @@ def _verifier_judge(
     )
 
 
-def _remote_scorer(config: RewardModelConfig) -> Scorer:
+def _remote_scorer(config: ResolvedRewardModel) -> Scorer:
     from tasks.dialogue.reward_actor import RewardService  # imports Ray: not before its environment is set
 
     return RewardService(config)
@@ -148,7 +148,7 @@ class Threshold:
         self.judged.close()
 
 
-def check_judge(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
+def check_judge(config: TaskConfig, items: Sequence[Item], reward_model: ResolvedRewardModel | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
     Returns a line for each of the user's own rewards, and one that says how many solutions are wrong. Raises
     ConfigError when the judge raises, hangs, crashes or returns no finite number on the shortest problems, DataError

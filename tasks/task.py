@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from core.config import RewardModelConfig, RolloutConfig, TaskConfig, evaluation_sets, every_source
+from core.config import ResolvedRewardModel, RolloutConfig, TaskConfig, evaluation_sets, every_source
 from core.errors import DataError
 from core.parts.judge import Case, Judge
 from core.records import FloatArray, IntArray, Problem, Rollout, Start, Verdict
@@ -189,7 +189,7 @@ def build_task(
     limits: AskedLimits,
     context: int,
     seed: int,
-    reward_model: RewardModelConfig | None = None,
+    reward_model: ResolvedRewardModel | None = None,
     rollout: RolloutConfig | None = None,
     canonical: bool = False,
 ) -> Task:

@@ -1,6 +1,7 @@
 """Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as
 judge."""
 
+from datetime import date
 from typing import Annotated
 
 from pydantic import Field
@@ -56,3 +57,10 @@ class RewardModelConfig(Section):
     gpus: NonNegative = 0.0
     """GPUs (or a share of one) that the reward model's actor reserves on device cuda."""
     judge: LanguageJudgeConfig = LanguageJudgeConfig()
+
+
+class ResolvedRewardModel(RewardModelConfig):
+    """The section as a run's processes need it: `path` is a directory."""
+
+    template_date: date | None = None
+    """The run's `model.template_date`: a chat template with a date gives the same scores on every day of a run."""

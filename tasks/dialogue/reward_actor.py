@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from core.config import RewardModelConfig
+from core.config import ResolvedRewardModel
 from core.errors import ActorError, first_line
 from core.startup import in_group
 from tasks.dialogue.chat import Messages
@@ -20,7 +20,7 @@ DEADLINE = 300.0  # seconds that one batch of scores may take before the actor c
 class RewardService:
     """The driver's handle of the actor: a `tasks.dialogue.reward_model.Scorer`."""
 
-    def __init__(self, config: RewardModelConfig) -> None:
+    def __init__(self, config: ResolvedRewardModel) -> None:
         self._config = config
         self._actor: Any = None
 
@@ -54,4 +54,4 @@ class RewardService:
         options = {"num_cpus": 0.0, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
         scorer = ray.remote(RewardScorer).options(**options, **in_group("reward model", -1))  # any free bundle
         device = "cuda" if gpus else "cpu"
-        return scorer.remote(config.path, device=device, threads=1)
+        return scorer.remote(config.path, device=device, threads=1, template_date=config.template_date)

@@ -5,10 +5,11 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
-from core.config import RewardModelConfig
+from core.config import ResolvedRewardModel
 from core.errors import ModelError, first_line
 from core.parts.judge import Asks, Case
 from core.records import Verdict
@@ -82,14 +83,24 @@ BATCH_TOKENS = 8192
 class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
-    def __init__(self, path: str, *, device: str, batch_tokens: int = BATCH_TOKENS, threads: int | None = None) -> None:
-        """`batch_tokens`: of one forward pass, with padding. `threads`: of torch here; None: unchanged."""
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str,
+        batch_tokens: int = BATCH_TOKENS,
+        threads: int | None = None,
+        template_date: date | None = None,
+    ) -> None:
+        """`batch_tokens`: of one forward pass, with padding. `threads`: of torch here; None: unchanged.
+        `template_date`: what a chat template with a date writes; None: today's."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         if threads is not None:
             torch.set_num_threads(threads)
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self._tokenizer.template_date = template_date
         config: Any = AutoConfig.from_pretrained(path)
         if config.pad_token_id is None:  # the classifier needs it to find the last token; many hub models have none
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
@@ -143,9 +154,9 @@ class Scorer(Protocol):
         ...
 
 
-def local_scorer(config: RewardModelConfig) -> Scorer:
+def local_scorer(config: ResolvedRewardModel) -> Scorer:
     """The scorer in this process, without Ray."""
-    return RewardScorer(config.path, device="cpu")
+    return RewardScorer(config.path, device="cpu", template_date=config.template_date)
 
 
 class RewardJudge:
@@ -153,7 +164,7 @@ class RewardJudge:
 
     asks = Asks()
 
-    def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
+    def __init__(self, config: ResolvedRewardModel, start: Callable[[ResolvedRewardModel], Scorer]) -> None:
         check_reward_model(config.path)
         self._config, self._scale, self._start = config, read_scale(config.path), start
         self._scorer: Scorer | None = None

@@ -19,7 +19,7 @@ import launch
 from commands.reward_model import pair_rows
 from commands.sft import from_messages, sft_rows
 from commands.supervised import Read
-from core.config import Config, RewardModelConfig, TaskConfig
+from core.config import Config, ResolvedRewardModel, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.load import load_config
 from core.parts.judge import Case
@@ -143,7 +143,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
     alone = RewardScorer(policy, batch_tokens=1, device="cpu").score(asked)
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
-    settings = RewardModelConfig(path=policy)
+    settings = ResolvedRewardModel(path=policy)
     verdicts = RewardJudge(settings, local_scorer).judge(cases(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
@@ -157,7 +157,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
     long = [Case(chat.dump_messages((Message("user", "x" * 3000),)), "yes")]
-    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *cases(1)])
+    judged = RewardJudge(ResolvedRewardModel(path=str(rewards / "policy")), local_scorer).judge([*long, *cases(1)])
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)
     assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
@@ -173,7 +173,7 @@ def test_the_actor_scores_as_the_model_and_is_replaced(rewards: Path, monkeypatc
 
     from tasks.dialogue.reward_actor import RewardService
 
-    settings = RewardModelConfig(path=str(rewards / "policy"))
+    settings = ResolvedRewardModel(path=str(rewards / "policy"))
     expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(cases(3))]
     judge = RewardJudge(settings, RewardService)
     assert [one.reward for one in judge.judge(cases(3))] == pytest.approx(expected, abs=1e-5)

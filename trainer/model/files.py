@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.config import Config, RewardModelConfig, TaskConfig
+from core.config import Config, ResolvedRewardModel, TaskConfig
 from core.errors import CheckpointError, ModelError, first_line
 from core.plan import check_context, sequence_tokens
 from core.run_directory import RunDirectory
@@ -111,7 +111,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
         limits=(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
         context=min(info.context, judging),
         seed=derive(config.run.seed, "task"),
-        reward_model=located(config.reward_model),
+        reward_model=located(config),
         rollout=rollout_settings(config.rollout, config.task),
         canonical=config.replay.canonical,
     )
@@ -132,13 +132,14 @@ def check_judging_model(config: Config) -> int | None:
 
     if not judged_by_model(config.task) or config.reward_model.judge.url:
         return None
-    return check_reward_context(located(config.reward_model).path, sequence_tokens(config.rollout))
+    return check_reward_context(located(config).path, sequence_tokens(config.rollout))
 
 
-def located(reward_model: RewardModelConfig) -> RewardModelConfig:
-    """The section with its path replaced by the directory of that model."""
-    path = model_of(Path(reward_model.path).expanduser()) if reward_model.path else ""
-    return reward_model.model_copy(update={"path": path})
+def located(config: Config) -> ResolvedRewardModel:
+    """The reward model with the directory that its path means."""
+    settings = dict(config.reward_model)
+    settings["path"] = model_of(Path(settings["path"]).expanduser()) if settings["path"] else ""
+    return ResolvedRewardModel(**settings, template_date=config.model.template_date)
 
 
 def load_tokenizer(path: str, template_date: date | None = None) -> "PreTrainedTokenizerBase":

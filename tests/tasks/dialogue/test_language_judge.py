@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands.evaluate import compare_by_judge
-from core.config import LanguageJudgeConfig, RewardModelConfig, TaskConfig
+from core.config import LanguageJudgeConfig, ResolvedRewardModel, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.parts.judge import Case
 from tasks.dialogue import chat
@@ -53,7 +53,7 @@ def by_length(question: str, _before: int) -> tuple[int, str]:
 
 def test_scores_become_rewards_and_the_task_is_judged_by_them() -> None:
     with serving(by_length) as served:
-        config = RewardModelConfig(judge=settings(served.url))
+        config = ResolvedRewardModel(judge=settings(served.url))
         judge = start_judge(TaskConfig(name="dialogue"), config)
         assert isinstance(judge, LanguageJudge)
         best, middle, worst, none = judge.judge([Case(HELLO, text) for text in ("x" * 10, "x" * 7, "x", "Score: 10")])
@@ -155,7 +155,7 @@ def test_places_are_swapped_so_that_a_judge_of_places_gives_ties() -> None:
 def test_two_evaluations_are_compared() -> None:
     first, second = answered(a=1.0, b=0.5), answered("b", a=0.0, b=0.5)
     with serving(lambda *_: (200, "Better: tie")) as served:
-        config = RewardModelConfig(judge=settings(served.url))
+        config = ResolvedRewardModel(judge=settings(served.url))
         found = compare_by_judge(config, task_of({}), first, second)
     assert (found.win_rate.mean, found.win_rate.problems, found.consistent, found.unjudged) == (0.5, 1, 1.0, 0)
 

@@ -2,22 +2,25 @@
 classifier."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForSequenceClassification
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
-from core.config import Config, RewardModelConfig
+from core.config import Config, ResolvedRewardModel
 from core.errors import ModelError
+from core.load import override
 from core.parts.judge import Case
+from core.records import Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
 from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.synthetic.corpus import character_tokenizer
-from trainer.model.files import check_judging_model
+from trainer.model.files import check_judging_model, located
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 CONTEXT = 64
@@ -59,7 +62,7 @@ def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path)
 
 
 def test_a_reply_too_long_to_be_scored_earns_the_least(classifier: Path, tmp_path: Path) -> None:
-    judge = RewardJudge(RewardModelConfig(path=str(classifier)), local_scorer)
+    judge = RewardJudge(ResolvedRewardModel(path=str(classifier)), local_scorer)
     replies = asked("a", "x" * 100, "bcd", "efghi")
     long, *scored = (judged := judge.judge(replies))[1], judged[0], judged[2], judged[3]
     assert long.judge_failed
@@ -68,7 +71,7 @@ def test_a_reply_too_long_to_be_scored_earns_the_least(classifier: Path, tmp_pat
     assert read_scale(str(tmp_path)) == Scale(0.5, 2.0, lowest=-9.5)
     for file in classifier.iterdir():
         (tmp_path / file.name).symlink_to(file)
-    measured = RewardJudge(RewardModelConfig(path=str(tmp_path)), local_scorer).judge(replies)
+    measured = RewardJudge(ResolvedRewardModel(path=str(tmp_path)), local_scorer).judge(replies)
     assert measured[1].reward == (-9.5 - 0.5) / 2.0
 
 
@@ -96,4 +99,19 @@ def test_a_long_dialogue_among_the_first_does_not_fail_the_check(classifier: Pat
     config = recipe(classifier, tmp_path, CONTEXT)
     train, evaluation, *_ = task_items(config.task, 0)
     items = sorted([*train, *evaluation], key=lambda item: -len(item.prompt))
-    assert check_judge(config.task, items, config.reward_model) == "canonical solutions: 7"
+    assert check_judge(config.task, items, located(config)) == "canonical solutions: 7"
+
+
+def test_a_chat_template_with_a_date_scores_the_same_on_every_day_of_a_run(classifier: Path, tmp_path: Path) -> None:
+    """As Llama 3.2's and Granite's."""
+    shutil.copytree(classifier, tmp_path / "dated")
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }} {{ messages[-1]['content'] }}"
+    tokenizer.save_pretrained(tmp_path / "dated")
+    config = recipe(tmp_path / "dated", tmp_path, CONTEXT)
+
+    def _scores(day: str) -> list[Verdict]:
+        dated = override(config, ["--model.template_date", day])
+        return RewardJudge(located(dated), local_scorer).judge(asked("yes", "no"))
+
+    assert _scores("2024-07-26") == _scores("2024-07-26") != _scores("2024-07-27")
