@@ -106,7 +106,7 @@ def test_a_chat_template_with_a_date_scores_the_same_on_every_day_of_a_run(class
     """As Llama 3.2's and Granite's."""
     shutil.copytree(classifier, tmp_path / "dated")
     tokenizer = AutoTokenizer.from_pretrained(classifier)
-    tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }} {{ messages[-1]['content'] }}"
+    tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }}{% for m in messages %} {{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path / "dated")
     config = recipe(tmp_path / "dated", tmp_path, CONTEXT)
 
