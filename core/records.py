@@ -186,6 +186,15 @@ class Rollout:
     proximal: FloatArray = field(default_factory=_empty)  # [C] log pi_prox, the policy before the update
     reference: FloatArray = field(default_factory=_empty)  # [C] log pi_ref; without a reference as `proximal`
 
+    @classmethod
+    def given(
+        cls, start: Start, tokens: IntArray, use: Use, mask: Flags | None = None, weight: float = 1.0
+    ) -> "Rollout":
+        """A right continuation that no engine generated in this iteration, to be imitated, scored or valued."""
+        zeros = np.zeros(tokens.size, np.float32), np.zeros(tokens.size, np.int32)
+        right = Verdict(1.0, True, "given")
+        return cls(start, 0, tokens, *zeros, Finish.STOP, mask, use=use, weight=weight, verdict=right)
+
     @property
     def generated(self) -> Flags:
         """[C] whether the policy generated the token; an environment's have log-probability 0 and no loss."""

@@ -16,9 +16,9 @@ from core.load import load_config
 from core.records import IntArray
 from core.run_directory import LARGEST, RunDirectory
 from monitor.store_table import read_shards, states_table
+from replay.coverage import Life, read_lives
 from replay.store.shard import Shard
 from trainer.checkpoint import latest, saved
-from trainer.coverage import Life, read_lives
 
 if TYPE_CHECKING:
     from tasks.task import Task

@@ -1,65 +1,65 @@
-"""Self-imitation (1806.05635) as a start source: it proposes no start. It keeps the newest own success of each problem
-that the root does not solve yet, and repeats some of them in every update (`replay.imitated`).
+"""Self-imitation (1806.05635): right answers to problems that the root does not solve yet are repeated in every update.
 
-Invariant: all depends only on the rollouts from the root that were observed, in their order. Example, 8 rollouts of a
-problem in each visit: 2 succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed, and it is
-dropped: the root itself teaches more. A truncated success, or one that contains an error, counts and is never kept.
+`Imitation` keeps own successes from the root (`replay.imitated`). Example, 8 rollouts of a problem in each visit: 2
+succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself
+teaches more. A truncated success, or one that contains an error, counts and is never kept.
+
+`Discoveries` keeps successes that continue a replayed state of a problem whose root does not succeed
+(`replay.discoveries`). The policy gradient of the continuation gives its prefix no credit, so the whole text is
+repeated from the root, prefix and continuation, until the root succeeds: first return, then robustify (Go-Explore,
+2004.12919).
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from core.parts.sources import Progress, StartSource
-from core.records import Problem, Rollout, Use, used
+from core.parts.sources import Progress
+from core.records import Problem, Rollout
 from replay.answers import Answers
+from replay.coverage import Coverage, continued, root_visits
 from replay.cutting import IsWrong
 
 SOLVED = 0.5  # a problem of which a larger share of a visit's rollouts succeeds is not imitated
-FILE = "successes.json"
 
 
-class Imitation(StartSource):
-    """One own success of each problem, the oldest first."""
+class Imitation(Answers):
+    """The newest own success of each problem."""
 
-    def __init__(self, most: int, problems: Mapping[str, Problem], is_wrong: IsWrong | None = None) -> None:
-        """`most`: successes that an update repeats. `problems`: to train on, by id. `is_wrong`: finds errors in the
-        text of a success."""
-        self._answers, self._is_wrong = Answers(most, problems, "imitated"), is_wrong
-
-    def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:  # noqa: ARG002
-        """Some of the successes that have not faded."""
-        return self._answers.draw(at)
+    kind = "imitated"
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
         """Keep the newest success of each problem; drop solved problems. A visit's rollouts come together."""
         for name, visit in root_visits(rollouts).items():
             successes = [rollout for rollout in visit if rollout.verdict.correct]
-            whole = [rollout for rollout in successes if is_whole(rollout, self._is_wrong)]
+            whole = [rollout for rollout in successes if self.is_whole(rollout)]
             if len(successes) > SOLVED * len(visit):
-                self._answers.drop(name)
+                self.drop(name)
             elif whole:
-                self._answers.keep(whole[-1], at.version)
+                self.keep(whole[-1], at.version)
 
-    def save(self, folder: Path) -> None:
+
+class Discoveries(Answers):
+    """The newest discovery of each problem, until its root succeeds."""
+
+    kind = "discovered"
+
+    def __init__(
+        self, most: int, problems: Mapping[str, Problem], coverage: Coverage, is_wrong: IsWrong | None = None
+    ) -> None:
+        """`coverage`: what the run did with the problems."""
+        super().__init__(most, problems, is_wrong)
+        self._coverage = coverage
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        """Episodes of an environment are left out: which tokens of their prefix the environment wrote is not known."""
+        lives = self._coverage.lives
+        for name in root_visits(rollouts):
+            if lives[name].solved:
+                self.drop(name)
+        for rollout in continued(rollouts):
+            right = rollout.verdict.correct and rollout.mask is None
+            if right and not lives[rollout.start.problem_id].solved and self.is_whole(rollout):
+                self.keep(rollout, at.version)
+
+    def metrics(self) -> dict[str, float]:
         """See `StartSource`."""
-        (folder / FILE).write_text(json.dumps(self._answers.to_json()), encoding="utf-8")
-
-    def restore(self, folder: Path | None) -> None:
-        """See `StartSource`."""
-        self._answers.from_json([] if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8")))
-
-
-def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
-    """The generated rollouts from the root, by problem."""
-    visits: dict[str, list[Rollout]] = {}
-    for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
-        if not rollout.start.replayed:
-            visits.setdefault(rollout.start.problem_id, []).append(rollout)
-    return visits
-
-
-def is_whole(rollout: Rollout, is_wrong: IsWrong | None) -> bool:
-    """Whether a right response may be repeated: it has its end, and no error is found in it."""
-    wrong = is_wrong is not None and bool(is_wrong(rollout.start.problem_id, rollout.response_ids))
-    return not (rollout.finish.truncated or wrong)
+        return {"discoveries": len(self._kept)}

@@ -1,18 +1,13 @@
 """Replay as a start source: states of earlier rollouts are starts again (RRL, arXiv 2504.14363).
 
 Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `extra` asks for the values
-of stale states and for the scores of canonical solutions, and repeats discoveries. `observe` stores outcomes and new
+of stale states and for the scores of canonical solutions. `observe` stores outcomes and new
 states. Replayed states only change where rollouts start: continuations are on-policy, so a replayed prefix is treated
 like a prompt.
-
-A discovery is a success that continues a state of a problem whose root does not succeed. The policy gradient of the
-continuation gives its prefix no credit, so the whole text is repeated from the root in the language-model loss, prefix
-and continuation, until the root succeeds: first return, then robustify (Go-Explore, 2004.12919).
 """
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,20 +17,15 @@ import numpy as np
 
 from core.config import ReplayConfig
 from core.parts.sources import Progress, StartSource, root_start, state_start
-from core.records import Boundaries, Finish, Flags, IntArray, Problem, ReplayedState, Rollout, Start, Use, Verdict, used
+from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
-from replay.answers import Answers
+from replay.bounds import rested, root_suffers
+from replay.coverage import Coverage, continued
 from replay.cutting import IsWrong, cut
-from replay.guard import RootGuard
-from replay.imitation import is_whole, root_visits
-from replay.visits import Visits
 
 if TYPE_CHECKING:
     from replay.store.store import ReplayStore
-
-GIVEN = Verdict(1.0, True, "a text that no engine generated")
-FILE = "replay.json"  # what the driver knows beside the store, in a checkpoint
 
 
 def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
@@ -65,22 +55,22 @@ class Replay(StartSource):
         config: ReplayConfig,
         store: "ReplayStore",
         problems: Mapping[str, Problem],
+        coverage: Coverage,
         cutting: Cutting,
         stale: int,
         lost: Callable[[], list[Start]] = list,
     ) -> None:
-        """`problems`: to train on, by id. `stale`: states with an old value that are valued anew in an iteration.
-        `lost`: returns the replayed starts that no engine could generate since the last call."""
-        self._config, self._store, self._problems = config, store, problems
+        """`problems`: to train on, by id. `coverage`: what the run did with them. `stale`: states with an old value
+        that are valued anew in an iteration. `lost`: returns the replayed starts that no engine could generate since
+        the last call."""
+        self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._stale, self._lost = cutting, stale, lost
-        self._discoveries = Answers(config.discoveries, problems, "discovered")
-        self._visits, self._guard = Visits(), RootGuard()
 
     def wanted(self, most: int, at: Progress) -> int:
         """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
-        root succeeds less than it did (`replay/guard.py`)."""
+        root succeeds less than it did (`replay/bounds.py`)."""
         config, progress = self._config, (at.iteration - 1) / at.iterations
-        share = config.ratio / 2 if self._guard.halves else config.ratio
+        share = config.ratio / 2 if root_suffers(self._coverage) else config.ratio
         return replayed_count(round(most * share), config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
@@ -90,28 +80,23 @@ class Replay(StartSource):
         if not wanted or len(store) < config.start_states:
             return []
         seed = derive(at.seed, "replay", at.iteration, *([at.round] if at.round else []))
-        choose = partial(self._visits.choose, iteration=at.iteration) if config.bounded else None
+        choose = partial(rested, lives=self._coverage.lives, iteration=at.iteration) if config.bounded else None
         return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed, choose))]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
-        """Discoveries; canonical solutions of the problems of this iteration's fresh starts, to be scored; and the
-        states of highest priority whose value is from an earlier critic, to be valued."""
+        """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
+        priority whose value is from an earlier critic, to be valued."""
         stale = self._store.top(self._stale, older_than=at.version) if self._stale else []
         queries = (self._start(state, at, index, "valued") for index, state in enumerate(stale))
-        valued = [_unwritten(start, np.zeros(1, np.int32), Use.VALUE) for start in queries]
-        return [*self._discoveries.draw(at), *self._solutions(rollouts, at), *valued]
+        valued = [Rollout.given(start, np.zeros(1, np.int32), Use.VALUE) for start in queries]
+        return [*self._solutions(rollouts, at), *valued]
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
-        """Store new values, outcomes of replayed states, the states of the rollouts, and discoveries."""
+        """Store new values, outcomes of replayed states, and the states of the rollouts."""
         store, cutting = self._store, self._cutting
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
+        store.record(continued(rollouts))
         generated = used(rollouts, Use.TRAIN, Use.COUNT)
-        store.record([rollout for rollout in generated if rollout.start.state_key is not None])
-        visits = root_visits(rollouts)
-        continued = [rollout for rollout in generated if rollout.start.replayed]
-        self._visits.observe(visits, continued, at.iteration)
-        self._guard.observe(visits, continued)
-        self._discover(visits, continued, at.version)
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
@@ -121,12 +106,6 @@ class Replay(StartSource):
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
         self._store.save(folder)
-        known = {
-            "discoveries": self._discoveries.to_json(),
-            "visits": self._visits.to_json(),
-            "guard": self._guard.to_json(),
-        }
-        (folder / FILE).write_text(json.dumps(known), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
@@ -134,10 +113,6 @@ class Replay(StartSource):
             self._store.clear()
         else:
             self._store.restore(folder)
-        known = {} if folder is None else json.loads((folder / FILE).read_text(encoding="utf-8"))
-        self._discoveries.from_json(known.get("discoveries", ()))
-        self._visits.from_json(known.get("visits", {}))
-        self._guard.from_json(known.get("guard", {}))
 
     def metrics(self) -> dict[str, float]:
         """See `StartSource`."""
@@ -146,8 +121,7 @@ class Replay(StartSource):
         found = {f"store_{name}": getattr(stats, name) for name in names}
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
         found["store_memory"] = stats.resident_bytes / 2**30
-        found |= {"discoveries": len(self._discoveries), "lost_outcomes": stats.lost_outcomes}
-        return found | {"replay_halved": int(self._guard.halves)}
+        return found | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(root_suffers(self._coverage))}
 
     def close(self) -> None:
         """Stop the shards."""
@@ -162,26 +136,7 @@ class Replay(StartSource):
         names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN) if not r.start.replayed)
         problems = [self._problems[name] for name in names]
         return [
-            _unwritten(root_start(problem, at, index, "canonical"), solution, Use.SOLUTION, problem.solution_mask)
+            Rollout.given(root_start(problem, at, index, "canonical"), solution, Use.SOLUTION, problem.solution_mask)
             for index, problem in enumerate(problems)
             if (solution := problem.solution_ids) is not None and solution.size
         ]
-
-    def _discover(self, visits: Iterable[str], continued: Sequence[Rollout], version: int) -> None:
-        """Keep the newest discovery of each problem, until its root succeeds. Episodes of an environment are left out:
-        which tokens of their prefix the environment wrote is not known."""
-        for problem_id in visits:
-            if not self._visits.root_fails(problem_id):
-                self._discoveries.drop(problem_id)
-        for rollout in continued:
-            right = rollout.verdict.correct and rollout.mask is None
-            fails = self._visits.root_fails(rollout.start.problem_id)
-            if right and fails and is_whole(rollout, self._cutting.is_wrong):
-                self._discoveries.keep(rollout, version)
-
-
-def _unwritten(start: Start, tokens: IntArray, use: Use, mask: Flags | None = None) -> Rollout:
-    """A text that no engine generated, to be scored or valued."""
-    zeros = np.zeros(tokens.size)
-    numbers = zeros.astype(np.float32), zeros.astype(np.int32)
-    return Rollout(start, 0, tokens, *numbers, Finish.STOP, mask, use=use, verdict=GIVEN)

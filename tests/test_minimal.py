@@ -27,6 +27,7 @@ from core.parts.sources import Progress, StartSource, root_start, state_start
 from core.records import Finish, IntArray, Problem, Provenance, Rollout, Sampling, Start, Use, Verdict
 from learner.batch import Batch
 from learner.stats import UpdateStats
+from replay.coverage import Coverage
 from replay.imitation import Imitation
 from replay.rankings.learnability import Learnability
 from replay.source import Cutting, Replay
@@ -190,7 +191,7 @@ def check_replay(ours: Any, given: Given, imitation: Imitation) -> None:
         worth = worths.get(problem, {}).get(prefix, 0.0)
         weight = worth and worth * max(worths[problem].values()) / sum(worths[problem].values())
         assert math.exp(state.priority) == pytest.approx(weight, rel=0, abs=1e-5)
-    kept = imitation._answers._kept
+    kept = imitation._kept
     assert {name: kept[name].response_ids.tolist() for name in kept} == {
         problem: given.ids(text).tolist() for problem, text in ours.answers.items()
     }
@@ -225,7 +226,7 @@ def check_weights(ours: Any, learner: Learner) -> None:
 
 def product(given: Given, learner: Learner, model: Path) -> tuple[Run, Imitation]:
     """A run of the product that is given starts, continuations and answers to imitate."""
-    replay = Replay(REPLAY, given.store, given.problems, Cutting(newlines, 100), stale=0)
+    replay = Replay(REPLAY, given.store, given.problems, Coverage(1), Cutting(newlines, 100), stale=0)
     imitation = Imitation(0, given.problems)
     sources = Sources(given, {"replay": replay, "imitation": imitation})
     run = fake_run(cast(Any, given), cast(Any, learner), sources, given.minimal.SAMPLES)

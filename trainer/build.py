@@ -33,10 +33,10 @@ from core.records import Boundaries, Problem, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
-from replay.imitation import Imitation
+from replay.coverage import Coverage
+from replay.imitation import Discoveries, Imitation
 from replay.source import Cutting, Replay
 from trainer.asynchronous import AsynchronousEngines
-from trainer.coverage import Coverage
 from trainer.engines import SynchronousEngines
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import Note, expected_device, resolved
@@ -231,17 +231,20 @@ def _sources(
     pool: Pool,
 ) -> Sources:
     """The start sources: fresh problems, states if some are replayed, own successes if some are imitated, the user's.
-    Coverage only observes."""
+    Coverage only observes, before those that read it."""
     from tasks.sampling import Fresh, problem_sampler
 
     seed = derive(config.run.seed, "problems")
-    others: dict[str, StartSource] = {"coverage": Coverage(len(problems))}
+    coverage = Coverage(len(problems))
+    others: dict[str, StartSource] = {"coverage": coverage}
     reserved: Callable[[int, Progress], int] | None = None
     if store is not None:
         _, ranking = methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
         stale = REFRESHED if values_count else 0
-        others["replay"] = replay = Replay(config.replay, store, problems, cutting, stale, pool.take_lost)
+        if most := config.replay.discoveries:
+            others["discoveries"] = Discoveries(most, problems, coverage, cutting.is_wrong)
+        others["replay"] = replay = Replay(config.replay, store, problems, coverage, cutting, stale, pool.take_lost)
         if not config.replay.fill:
             reserved = replay.wanted
     if config.replay.imitated:

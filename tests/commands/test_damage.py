@@ -67,7 +67,9 @@ def run(store_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     made.log.write_text("")
     folder = made.checkpoints / "000002"
     (folder / "sources" / "coverage").mkdir(parents=True)
-    (folder / "sources" / "coverage" / "coverage.json").write_text('{"1+1": {"visits": 1, "recent": [[1, 0, 0, 1]]}}')
+    (folder / "sources" / "coverage" / "coverage.json").write_text(
+        '{"lives": {"1+1": {"visits": 1, "recent": [[1, 0, 0, 1]]}}}'
+    )
     (folder / "progress.json").write_text('{"iteration": 2, "total_tokens": 9, "engines": null}')
     (folder / "policy").mkdir()
     (folder / "policy" / "config.json").write_text("{}")

@@ -19,6 +19,7 @@ from core.parts.sources import Progress, root_start
 from core.records import Provenance
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
+from replay.coverage import Coverage
 from replay.rankings.base import SuccessModel
 from replay.store.server import ShardServer
 from replay.store.shard import Shard
@@ -29,7 +30,6 @@ from tests.monitor.continued import continued
 from tests.replay.made import outcome, states
 from tests.trainer.fakes import PROBLEMS as STARTED
 from tests.trainer.fakes import FakeEngines
-from trainer.coverage import Coverage
 from trainer.run import Sources
 
 PROBLEMS, CHAINS, DEPTHS = 5000, 4, 5  # 100,000 states

@@ -1,4 +1,4 @@
-"""The own successes that the policy imitates: which are kept, drawn and saved."""
+"""Right answers that the policy imitates, own successes and discoveries: which are kept, drawn and saved."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,11 @@ import pytest
 from core.parts.sources import Progress
 from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
 from replay import answers
-from replay.imitation import Imitation
+from replay.coverage import Coverage
+from replay.imitation import Discoveries, Imitation
 from tests.replay.made import rollout
+
+PREFIX = np.array([90, 91], np.int32)
 
 
 def visit(problem: str, outcomes: str, first: int = 1, key: int | None = None) -> list[Rollout]:
@@ -19,7 +22,7 @@ def visit(problem: str, outcomes: str, first: int = 1, key: int | None = None) -
 
     A character each: + a success, t a truncated one, - a failure, c a canonical solution.
     """
-    start = Start("", problem, EMPTY, EMPTY, 1, 0, key)
+    start = Start(f"{problem}{key}", problem, EMPTY, PREFIX if key else EMPTY, 1, 0, key)
     uses = {"c": Use.SOLUTION}
     return [
         replace(
@@ -135,6 +138,45 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     first.save(tmp_path)
     second.restore(tmp_path)
     assert kept(second) == kept(first) == {"p": [1], "q": [2]}
-    assert json.loads((tmp_path / "successes.json").read_text()) == [["p", [1], 1, None], ["q", [2], 1, None]]
+    assert json.loads((tmp_path / "answers.json").read_text()) == [["p", [1], 1, None], ["q", [2], 1, None]]
     second.restore(None)
     assert kept(second) == {}
+
+
+def discover(found: Discoveries, coverage: Coverage, rollouts: list[Rollout]) -> list[list[int]]:
+    """What an update repeats after an iteration with these rollouts."""
+    coverage.observe(rollouts, at())
+    found.observe(rollouts, at())
+    return [one.tokens.tolist() for one in found.extra([], at())]
+
+
+def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(tmp_path: Path) -> None:
+    coverage = Coverage(9)
+    found = Discoveries(9, Problems(), coverage)
+    assert discover(found, coverage, [*visit("p", "--"), *visit("p", "-+", first=5, key=7)]) == [[90, 91, 6]]
+    (one,) = found.extra([], at())
+    assert (one.use, one.start.replayed, one.start.id) == (Use.IMITATE, False, "1.d0")
+    assert found.metrics() == {"discoveries": 1}
+    found.save(tmp_path)
+    assert discover(found, coverage, visit("p", "-+")) == []
+    assert discover(found, coverage, visit("p", "+", key=7)) == []  # the root succeeds: it teaches more
+    found.restore(tmp_path)
+    assert [one.tokens.tolist() for one in found.extra([], at())] == [[90, 91, 6]]
+
+
+def test_a_truncated_success_one_with_an_error_and_an_episode_are_no_discoveries() -> None:
+    coverage = Coverage(9)
+    found = Discoveries(9, Problems(), coverage, lambda _, response: bool(response[-1] == 2))
+    (episode,) = visit("r", "+", key=7)
+    masked = replace(episode, mask=np.ones(1, np.bool_))
+    assert discover(found, coverage, [*visit("p", "t", key=7), *visit("q", "+", first=2, key=7), masked]) == []
+
+
+def test_a_success_behind_a_prefix_of_another_source_is_no_discovery() -> None:
+    """A hint's author knows the solution: it is not found by replay."""
+    coverage = Coverage(9)
+    (hinted,) = visit("p", "+", key=7)
+    hinted = replace(hinted, start=replace(hinted.start, state_key=None))
+    assert hinted.start.replayed
+    assert discover(Discoveries(9, Problems(), coverage), coverage, [hinted]) == []
+    assert (coverage.lives["p"].replayed, coverage.replayed_success) == (0, 0.0)

@@ -11,9 +11,11 @@ import pytest
 from core.config import ReplayConfig
 from core.parts.sources import Progress, root_start, state_start
 from core.records import Finish, Problem, Rollout, Use, Verdict, unsolved_share
+from replay.coverage import Coverage
 from replay.source import Cutting, Replay, replayed_count
 from replay.store.store import ReplayStore
 from tests.replay.test_cutting import STATE, every, ids, scored
+from trainer.run import Sources
 
 SOLVED = Problem("p", ids(1, 2), "gold", solution_ids=ids(3, 4, 5))
 PROBLEMS = {"p": SOLVED, "q": replace(SOLVED, id="q", solution_ids=None)}
@@ -29,10 +31,8 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 def source(store: ReplayStore, stale: int = 0, **fields: object) -> Replay:
-    config = ReplayConfig.model_validate(
-        {"ratio": 0.5, "start_states": 1, "schedule": "constant", "discoveries": 16, **fields}
-    )
-    return Replay(config, store, PROBLEMS, Cutting(every, 100), stale)
+    config = ReplayConfig.model_validate({"ratio": 0.5, "start_states": 1, "schedule": "constant", **fields})
+    return Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), stale)
 
 
 def rollout(problem: str, correct: bool, *tokens: int) -> Rollout:
@@ -128,42 +128,13 @@ def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
 
 
 def test_a_replayed_problem_rests(store: ReplayStore) -> None:
-    replay = source(store, bounded=True)
-    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
-    starts = replay.propose(8, AT)
+    coverage, config = Coverage(2), ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=True)
+    both = Sources(coverage, {"replay": Replay(config, store, PROBLEMS, coverage, Cutting(every, 100), 0)})
+    both.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
+    starts = both.propose(8, AT)
     assert [start.id for start in starts] == ["3.r0", "3.r1"]  # one of each problem, though there are four states
     assert {start.problem_id for start in starts} == {"p", "q"}
-    replay.observe([scored(start, ids(9, 9), False) for start in starts], AT)
-    assert replay.propose(8, replace(AT, iteration=6)) == []
-    again = replay.propose(8, replace(AT, iteration=7))
+    both.observe([scored(start, ids(9, 9), False) for start in starts], AT)
+    assert both.propose(8, replace(AT, iteration=6)) == []
+    again = both.propose(8, replace(AT, iteration=7))
     assert {start.problem_id for start in again} == {"p", "q"}
-
-
-def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(store: ReplayStore, tmp_path: Path) -> None:
-    replay = source(store)
-    replay.observe([rollout("p", False, 7, 8, 9)], AT)
-    (start, _) = replay.propose(4, AT)
-    found = scored(start, ids(9, 4), True)
-    replay.observe([found, scored(start, ids(9, 5), False)], AT)
-    (repeated,) = replay.extra([], AT)
-    assert (repeated.use, repeated.start.replayed, repeated.tokens.tolist()) == (
-        Use.IMITATE, False, [*start.prefix_ids.tolist(), 9, 4],
-    )  # fmt: skip
-    assert replay.metrics()["discoveries"] == 1
-    (tmp_path / "saved").mkdir()
-    replay.save(tmp_path / "saved")
-    replay.observe([rollout("p", False, 7, 7), rollout("p", True, 7, 7)], AT)
-    assert replay.extra([], AT) == []
-    replay.observe([found], AT)  # the root succeeds: it teaches more
-    assert replay.extra([], AT) == []
-    replay.restore(tmp_path / "saved")
-    assert [one.tokens.tolist() for one in replay.extra([], AT)] == [repeated.tokens.tolist()]
-    assert source(store, discoveries=0).extra([], AT) == []
-
-
-def test_a_truncated_or_wrong_success_is_no_discovery(store: ReplayStore) -> None:
-    replay = source(store)
-    replay.observe([rollout("p", False, 7, 8, 9)], AT)
-    (start, _) = replay.propose(4, AT)
-    replay.observe([replace(scored(start, ids(9, 4), True), finish=Finish.LENGTH)], AT)
-    assert replay.extra([], AT) == []

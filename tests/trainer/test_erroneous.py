@@ -12,6 +12,7 @@ from core.config import Columns, ReplayConfig, TaskConfig
 from core.parts.sources import Progress, roots
 from core.records import Finish, Rollout
 from replay.boundaries import TokenTable, boundaries
+from replay.coverage import Coverage
 from replay.cutting import IsWrong
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
@@ -58,7 +59,7 @@ def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | 
     store = ReplayStore(config, vocabulary=200, directory=folder, fingerprint="task", local=True)
     ends = partial(boundaries, table=TokenTable.from_tokenizer(task.tokenizer), rule="line", stride=0)
     imitation = Imitation(32, problems, is_wrong)
-    for source in (Replay(config, store, problems, Cutting(ends, 200, is_wrong), stale=0), imitation):
+    for source in (Replay(config, store, problems, Coverage(1), Cutting(ends, 200, is_wrong), stale=0), imitation):
         source.observe(judged, at)
     states = [task.decode(state.prefix_ids) for state in store.sample(100, seed=0)]
     return sorted(states), [task.decode(each.response_ids) for each in imitation.extra([], at)]

@@ -11,6 +11,7 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Start, Use, used
+from replay.coverage import Coverage
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 def run_with(store: ReplayStore, engines: FakeEngines, learner: FakeLearner) -> Run:
     config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant", bounded=False)
-    replay = Replay(config, store, PROBLEMS, Cutting(every_token, 8), stale=1, lost=engines.take_lost)
+    replay = Replay(config, store, PROBLEMS, Coverage(4), Cutting(every_token, 8), stale=1, lost=engines.take_lost)
     others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation(2, PROBLEMS)}
     return fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), others))
 

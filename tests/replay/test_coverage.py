@@ -6,8 +6,8 @@ import numpy as np
 
 from core.parts.sources import Progress, root_start, state_start
 from core.records import Use
+from replay.coverage import RECENT, Coverage, Life, read_lives
 from tests.trainer.fakes import PROBLEMS, FakeEngines
-from trainer.coverage import RECENT, Coverage, Life, read_lives
 
 AT = Progress(0, 1, 10, 2)
 IDS = np.array([7, 8], np.int32)
@@ -27,8 +27,9 @@ def test_visits_and_solved_problems(tmp_path: Path) -> None:
     again.restore(tmp_path)
     assert again.metrics() == expected
     assert read_lives(tmp_path) == {
-        "p1": Life(2, None, 1, [[1, 0, 0, 2], [1, 0, 0, 2], [1, 2, 2, 2]]),  # two roots, and a state of two tokens
-        "p2": Life(1, 1, 1, [[1, 0, 2, 2]]),
+        # two roots, and a state of two tokens
+        "p1": Life(2, None, 1, [[1, 0, 0, 2], [1, 0, 0, 2], [1, 2, 2, 2]], [0.0], solved=False, replayed=1),
+        "p2": Life(1, 1, 1, [[1, 0, 2, 2]], [1.0], solved=True),
     }
     again.restore(None)
     assert again.metrics() == {"visited": 0.0, "visits": 0.0, "covered_from_root": 0.0, "covered": 0.0}

@@ -1,0 +1,137 @@
+"""What a run did with each training problem: how much it has seen and solved (what exploration means), how its root
+fares, and when it was replayed. An observer: it proposes no start.
+
+Invariant: only `observe` changes it, so it depends on the rollouts alone.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from core.errors import CheckpointError, first_line
+from core.parts.sources import Progress, StartSource
+from core.records import Rollout, Use, used
+
+FILE = "coverage.json"
+RECENT = 32  # starts of a problem that are kept, the newest
+DECAY = 0.9  # of the successes of replayed states, per iteration: about the last ten
+
+
+@dataclass(slots=True)
+class Life:
+    """What a run did with a problem."""
+
+    visits: int = 0  # starts from the root
+    first_from_root: int | None = None  # iteration of the first success from the root
+    first: int | None = None  # of the first success at all
+    recent: list[list[int]] = field(default_factory=list)
+    """Newest starts: iteration, tokens of the replayed prefix (0: the root), right continuations, continuations."""
+    root: list[float] = field(default_factory=list)
+    """Mean success from the root in the first iteration that started there, and in the latest if there were two."""
+    solved: bool = False  # whether the latest iteration that started at the root had a success
+    replayed: int = 0  # latest iteration that replayed a state of it; 0: none did
+
+    def add(self, iteration: int, group: Sequence[Rollout]) -> None:
+        """Count the continuations of one start."""
+        depth, right = group[0].start.prefix_ids.size, sum(rollout.verdict.correct for rollout in group)
+        self.recent = [*self.recent, [iteration, depth, right, len(group)]][-RECENT:]
+        self.visits += not depth
+        if right and self.first is None:
+            self.first = iteration
+        if right and not depth and self.first_from_root is None:
+            self.first_from_root = iteration
+        if group[0].start.state_key is not None:
+            self.replayed = iteration
+
+    def visit(self, visit: Sequence[Rollout]) -> None:
+        """Note all rollouts from the root of one iteration."""
+        self.root = [*self.root[:1], sum(rollout.verdict.success for rollout in visit) / len(visit)]
+        self.solved = any(rollout.verdict.correct for rollout in visit)
+
+
+class Coverage(StartSource):
+    """The life of every problem that was started. The sources that read it observe an iteration after it."""
+
+    def __init__(self, problems: int) -> None:
+        """`problems`: to train on."""
+        self._problems = problems
+        self.lives: dict[str, Life] = {}
+        self._replayed = [0.0, 0.0]  # decayed successes of replayed states, and their count
+
+    def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
+        """Count an iteration."""
+        groups: dict[str, list[Rollout]] = {}
+        for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
+            groups.setdefault(rollout.start.id, []).append(rollout)
+        for group in groups.values():
+            self.lives.setdefault(group[0].start.problem_id, Life()).add(at.iteration, group)
+        for problem_id, visit in root_visits(rollouts).items():
+            self.lives[problem_id].visit(visit)
+        states = continued(rollouts)
+        wins, tried = self._replayed
+        successes = sum(rollout.verdict.success for rollout in states)
+        self._replayed = [DECAY * wins + successes, DECAY * tried + len(states)]
+
+    @property
+    def replayed_success(self) -> float:
+        """Recent mean success of replayed states; 0 before there is one."""
+        wins, tried = self._replayed
+        return wins / tried if tried else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """See `StartSource`."""
+        lives = self.lives.values()
+        visited = sum(life.visits > 0 for life in lives)
+        return {
+            "visited": visited / self._problems,
+            "visits": sum(life.visits for life in lives) / max(1, visited),
+            "covered_from_root": sum(life.first_from_root is not None for life in lives) / self._problems,
+            "covered": sum(life.first is not None for life in lives) / self._problems,
+        }
+
+    def save(self, folder: Path) -> None:
+        """See `StartSource`."""
+        lives = {name: asdict(life) for name, life in self.lives.items()}
+        (folder / FILE).write_text(json.dumps({"lives": lives, "replayed": self._replayed}), encoding="utf-8")
+
+    def restore(self, folder: Path | None) -> None:
+        """See `StartSource`."""
+        known = _Saved() if folder is None else _read(folder)
+        self.lives, self._replayed = known.lives, known.replayed
+
+
+@dataclass(slots=True)
+class _Saved:
+    lives: dict[str, Life] = field(default_factory=dict)
+    replayed: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+def read_lives(folder: Path) -> Mapping[str, Life]:
+    """The lives of problems, by id, that a checkpoint's sources have in `folder`; none if it has no such file. Raises
+    CheckpointError for a damaged one."""
+    return _read(folder).lives
+
+
+def _read(folder: Path) -> _Saved:
+    file = folder / FILE
+    try:
+        return TypeAdapter(_Saved).validate_json(file.read_bytes()) if file.is_file() else _Saved()
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: damaged ({first_line(error)}); resume from another checkpoint") from None
+
+
+def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+    """The generated rollouts from the root, by problem."""
+    visits: dict[str, list[Rollout]] = {}
+    for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
+        if not rollout.start.replayed:
+            visits.setdefault(rollout.start.problem_id, []).append(rollout)
+    return visits
+
+
+def continued(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The generated continuations of states of the replay store; not those of another source's prefixes."""
+    return [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if rollout.start.state_key is not None]
