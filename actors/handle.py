@@ -149,9 +149,11 @@ class ActorHandle:
             return ""
         if not _here(self.process):
             return f"; its log: {self.process.log} on node {self.process.node[:12]}"
-        kept = [line.strip()[:200] for line in tail(Path(self.process.log), LOG_BYTES)]
-        lines = [line for line in kept if line][-LOG_LINES:]
-        return f"; its log ends: {' | '.join(lines)}" if lines else ""
+        with suppress(OSError):  # it is no file that can be read
+            kept = [line.strip()[:200] for line in tail(Path(self.process.log), LOG_BYTES)]
+            lines = [line for line in kept if line][-LOG_LINES:]
+            return f"; its log ends: {' | '.join(lines)}" if lines else ""
+        return ""
 
     def _named_actor(self) -> Any:
         """Create an actor; wait while Ray has not freed its name. Raises ActorError if another pool has it."""

@@ -4,7 +4,6 @@ import threading
 from argparse import Namespace
 from contextlib import closing
 
-from core.errors import ConfigError
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
 
@@ -12,11 +11,7 @@ from monitor.inspector import Inspector
 def inspect_run(options: Namespace) -> int:
     """Serve the page until Ctrl-C. Raises StoreError when the run has no store, ConfigError when the port is taken."""
     run = RunDirectory.open(options.run)
-    try:
-        inspector = Inspector(run, options.port)
-    except OSError as error:
-        raise ConfigError(f"--port {options.port}: {error.strerror or error}; name another, or leave it out") from None
-    with closing(inspector):
+    with closing(Inspector(run, options.port)) as inspector:
         print(f"replay store of {run.name}: {inspector.url} (Ctrl-C ends it)", flush=True)
         try:
             threading.Event().wait()

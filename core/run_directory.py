@@ -208,13 +208,13 @@ def keep_lines(path: Path, counter: str, last: int) -> None:
 
 
 def tail(path: Path, size: int) -> list[str]:
-    """The lines in the last `size` bytes of a text file, of which the first may be cut; none if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - size))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
+    """The lines in the last `size` bytes of a text file, of which the first may be cut; none without a file. Raises
+    OSError."""
+    if not path.exists():
         return []
+    with open_regular(path) as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode("utf-8", "replace").splitlines()
 
 
 def collect_versions(source: Path = ROOT) -> dict[str, str]:

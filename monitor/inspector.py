@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from core.errors import RetrospectError, first_line
+from core.errors import ConfigError, RetrospectError, first_line
 from core.run_directory import RunDirectory
 from monitor.store_table import store_summary, with_prefixes
 from monitor.store_view import StoreView, open_store
@@ -155,10 +155,14 @@ class Inspector:
     """Serves the page of one run until `close`. `url` is its address."""
 
     def __init__(self, run: RunDirectory, port: int = 0) -> None:
-        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError, OSError."""
+        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError, OSError,
+        and ConfigError when the port is taken."""
         self._run, self._closed = run, threading.Event()
         self.store = self._read()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        except OSError as error:
+            raise ConfigError(f"--port {port}: {error.strerror or error}; name another, or leave it out") from None
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}/"

@@ -243,8 +243,9 @@ def saved(run: RunDirectory) -> int | None:
         return None
     try:
         return int(read_whole(pointer, LARGEST))
-    except (ValueError, OSError):
-        raise CheckpointError(f"{pointer}: damaged; write the name of a checkpoint beside it into it") from None
+    except (ValueError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else "damaged"
+        raise CheckpointError(f"{pointer}: {why}; write the name of a checkpoint beside it into it") from None
 
 
 def latest(run: RunDirectory) -> Path:

@@ -66,7 +66,8 @@ class AlgorithmConfig(Section):
     """Largest pi_prox / pi_behaviour."""
     positive_coefficient: NonNegative = 0.0
     """Weight of correct responses, where rewards differ, in the language-model loss: with the estimator gae and the
-    aggregation token-mean a token of it counts as one with this advantage. 0: none. Measured: docs/method.md, Defaults."""
+    aggregation token-mean a token of it counts as one with this advantage. 0: none. Measured: docs/method.md,
+    Defaults."""
     overlong: Literal["mask", "penalise", "soft", "keep"] = "keep"
     """Truncated responses: no loss (mask), reward less 0.5 (penalise), the same growing over the last fifth of the
     budget (soft), or unchanged (keep)."""

@@ -1,5 +1,7 @@
 """Damaged files of a run: every command that reads one names it in one line, without a traceback and in time."""
 
+import builtins
+import errno
 import io
 import json
 import logging
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,16 +96,16 @@ FILES = {
     "metrics.jsonl": "report runs resume",
     "evaluations.jsonl": "report runs",
     "evaluations/000000.jsonl": "report",
-    "problems.parquet": "replay",
-    "tokenizer/tokenizer.json": "replay",
+    "problems.parquet": "replay inspect",
+    "tokenizer/tokenizer.json": "replay inspect",
     "log.txt": "report runs",
     ".lock": "runs resume",
-    "replay/shard-0.journal": "replay",
-    "checkpoints/latest": "report replay resume",
-    "checkpoints/000002/progress.json": "report resume",
+    "replay/shard-0.journal": "replay inspect",
+    "checkpoints/latest": "report replay inspect resume",
+    "checkpoints/000002/progress.json": "resume",
     "checkpoints/000002/digests.json": "resume",
     "checkpoints/000002/policy/config.json": "resume",
-    "checkpoints/000002/sources/coverage/coverage.json": "inspect resume",
+    "checkpoints/000002/sources/coverage/coverage.json": "replay inspect resume",
 }
 """With the commands that read them."""
 COMMANDS = {
@@ -181,5 +184,32 @@ def test_a_damaged_file_is_named_by_every_command(
         if status not in (0, 2) or (
             status == 2 and not reached and Path(name).name not in said and "newer" not in said
         ):
+            wrong.append((label, status, said[-400:]))
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_user_is_named_by_every_command(
+    run: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, who can open every file: to open it raises what others get."""
+    (run / name).touch()  # a lock is made by training
+
+    def _refusing(opened: Callable[..., Any]) -> Callable[..., Any]:
+        def _open(file: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(file, int) and os.path.abspath(file) == str(run / name):
+                raise PermissionError(errno.EACCES, "Permission denied", str(file))
+            return opened(file, *arguments, **options)
+
+        return _open
+
+    wrong = []
+    for label in FILES[name].split():
+        with monkeypatch.context() as patch:
+            for module, function in ((builtins, "open"), (io, "open"), (os, "open")):
+                patch.setattr(module, function, _refusing(getattr(module, function)))
+            status, said = launched(COMMANDS[label], run)
+        named = f"{run / name}: " in said or f"'{run / name}'" in said
+        if not ("the model is reached" in said or (status in (0, 2) and named and "Permission denied" in said)):
             wrong.append((label, status, said[-400:]))
     assert not wrong
