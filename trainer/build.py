@@ -34,6 +34,7 @@ from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
 from replay.coverage import Coverage
+from replay.errors import Errors
 from replay.imitation import Discoveries, Imitation
 from replay.source import Cutting, Replay
 from trainer.asynchronous import AsynchronousEngines
@@ -187,7 +188,7 @@ def opened(
         in_turn = local or (device == "cuda" and colocated(config, device))
         pool, learner = _start_both(start_engines, start_learner, stack, ready_part, in_turn)
         pool, engines = stack.enter_context(_engines(config, pool))
-        boundaries = _boundaries(config, task)
+        boundaries = step_ends(config, task)
         is_wrong = task.prefix_is_wrong if config.replay.exclude_wrong else None
         cutting = Cutting(boundaries, config.rollout.max_response_tokens, is_wrong)
         yield Run(
@@ -199,9 +200,7 @@ def opened(
             pool=pool,
             algorithm=_algorithm(config, boundaries),
             learner=learner,
-            boundaries=boundaries,
             resampling=_resampling(config),
-            is_wrong=cutting.is_wrong,
         )
 
 
@@ -237,6 +236,8 @@ def _sources(
     seed = derive(config.run.seed, "problems")
     coverage = Coverage(len(problems))
     others: dict[str, StartSource] = {"coverage": coverage}
+    if cutting.is_wrong is not None:
+        others["errors"] = Errors(cutting.boundaries, cutting.is_wrong)
     reserved: Callable[[int, Progress], int] | None = None
     if store is not None:
         _, ranking = methods(config)
@@ -265,7 +266,7 @@ def own_source(path: str) -> Callable[[Mapping[str, Problem], Tokenizer], StartS
     return made
 
 
-def _boundaries(config: ResolvedConfig, task: Task) -> Boundaries:
+def step_ends(config: ResolvedConfig, task: Task) -> Boundaries:
     """Where a step of a response ends."""
     from replay.boundaries import TokenTable, boundaries, no_boundaries, remembered
     from tasks.kinds import rollout_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,7 @@ import numpy as np
 
 from core.child import STARTED
 from core.machine import peak_memory
-from core.records import Boundaries, IntArray, Rollout, Use, used
-from replay.cutting import IsWrong, before_error
+from core.records import Rollout, Use, used
 from trainer.evaluation.scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
 from trainer.rollouts import by_information
@@ -53,7 +52,6 @@ def collect_metrics(
     measured: dict[str, Any] = {  # some of them are whole numbers, which no type of a mapping says
         **_of_evaluation(evaluation),
         **_of_rewards(run, generated),
-        **({} if run.is_wrong is None else _of_errors(run, report, run.is_wrong)),
         **_of_update(report.stats),
         **_of_lengths(generated),
         **_of_flow(run, report, seconds, busy_before),
@@ -102,40 +100,6 @@ def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, float]:
 def _of_lengths(generated: Sequence[Rollout]) -> dict[str, float]:
     lengths = [rollout.response_ids.size for rollout in generated]
     return {"response_length": sum(lengths) / len(lengths), "longest_response": max(lengths)}
-
-
-def _of_errors(run: Run, report: Report, is_wrong: IsWrong) -> dict[str, float]:
-    """Shares of texts that are wrong before they end."""
-    generated = report.generated
-    replayed = {one.start.id: one.start for one in report.trained if one.start.replayed}.values()
-    return {
-        "erroneous_share": erroneous_share(((start.problem_id, start.prefix_ids) for start in replayed), is_wrong),
-        "erroneous_states": erroneous_states(generated, run.boundaries, is_wrong),
-        "erroneous_imitated": erroneous_share(map(_response, report.imitated), is_wrong),
-        "lucky_share": erroneous_share((_response(one) for one in generated if one.verdict.correct), is_wrong),
-    }
-
-
-def erroneous_share(texts: Iterable[tuple[str, IntArray]], is_wrong: IsWrong) -> float:
-    """Share of wrong texts (problem id, beginning of a response) among those that `is_wrong` can tell; NaN of none."""
-    known = [wrong for text in texts if (wrong := is_wrong(*text)) is not None]
-    return sum(known) / len(known) if known else math.nan
-
-
-def erroneous_states(rollouts: Sequence[Rollout], boundaries: Boundaries, is_wrong: IsWrong) -> float:
-    """Share of wrong states among those of the rollouts that `is_wrong` can tell; NaN of none."""
-    states = erroneous = 0
-    for rollout in rollouts:
-        lengths = rollout.states(boundaries)
-        if is_wrong(rollout.start.problem_id, rollout.response_ids) is not None:
-            states += len(lengths)
-            erroneous += len(lengths) - len(before_error(rollout, lengths, is_wrong))
-    return erroneous / states if states else math.nan
-
-
-def _response(rollout: Rollout) -> tuple[str, IntArray]:
-    """Problem id and whole response."""
-    return rollout.start.problem_id, rollout.response_ids
 
 
 def _by_source(run: Run, report: Report, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:

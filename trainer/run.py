@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from core.errors import ActorError, WeightError
 from core.parts.engines import Engines
 from core.parts.sources import Progress, StartSource
-from core.records import Boundaries, Problem, Rollout, Start, Use, used
-from replay.cutting import IsWrong
+from core.records import Problem, Rollout, Start, Use, used
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -105,9 +104,7 @@ class Run:
     pool: Pool  # the same engines: for evaluation, weights and counts
     algorithm: Algorithm  # what the tokens of a batch weigh
     learner: LearnerGroup
-    boundaries: Boundaries  # where a step of a response ends
     resampling: Resampling
-    is_wrong: IsWrong | None = None  # finds errors in the text of a response, if what is wrong is left out
 
     def at(self, iteration: int) -> Progress:
         """The run at the beginning of an iteration."""

@@ -20,6 +20,7 @@ from core.records import EMPTY, Boundaries, Finish, IntArray, Provenance, Replay
 from core.run_directory import RunDirectory
 from core.seeds import derive, generator
 from replay.cutting import States
+from trainer.build import step_ends
 from trainer.engines import SynchronousEngines
 from trainer.run import Run
 
@@ -113,7 +114,7 @@ def states_of(
     return [ReplayedState(length, problem_id, response[:length], 0.0, provenance, 0) for length in lengths]
 
 
-def choose(assay: Assay, roots: Sequence[Sequence[Rollout]], count: int) -> list[Chosen]:
+def choose(assay: Assay, roots: Sequence[Sequence[Rollout]], count: int, boundaries: Boundaries) -> list[Chosen]:
     """Problems with enough failures, half with a success and half without."""
     rng, run = generator(assay.seed, "bench.real", "chosen"), assay.run
     found: dict[bool, list[Chosen]] = {True: [], False: []}
@@ -122,7 +123,7 @@ def choose(assay: Assay, roots: Sequence[Sequence[Rollout]], count: int) -> list
         name, cut = group[0].start.problem_id, defaultdict[bool, list[list[ReplayedState]]](list)
         for item in group:
             kind = States(item, EMPTY).provenance
-            states = states_of(name, item.response_ids, run.boundaries, kind)
+            states = states_of(name, item.response_ids, boundaries, kind)
             if item.finish is Finish.STOP and states is not None:
                 cut[item.verdict.correct].append(states)
         solved, solution = any(item.verdict.correct for item in group), run.problems[name].solution_ids
@@ -130,7 +131,7 @@ def choose(assay: Assay, roots: Sequence[Sequence[Rollout]], count: int) -> list
         if usable and len(found[solved]) < count // 2:
             given = None
             if solution is not None:
-                given = states_of(name, solution, run.boundaries, Provenance.CANONICAL)
+                given = states_of(name, solution, boundaries, Provenance.CANONICAL)
             success = cut[True][0] if solved else None
             found[solved].append(Chosen(name, cut[False][:FAILURES], success, given))
     return [*found[True], *found[False]]
@@ -141,7 +142,7 @@ def measure(run: Run, config: ResolvedConfig, directory: RunDirectory, scale: fl
     assert isinstance(run.engines, SynchronousEngines)
     assay = Assay(run, run.engines.sampling, config.run.seed, directory.path)
     roots = assay.stage("roots", lambda: assay.from_roots(run.problems, SAMPLES, "roots"))
-    chosen = choose(assay, roots, max(4, round(scale * CHOSEN)))
+    chosen = choose(assay, roots, max(4, round(scale * CHOSEN)), step_ends(config, run.task))
     names = [one.problem_id for one in chosen]
     again = assay.stage("root again", lambda: assay.from_roots(names, CONTINUATIONS * len(DEPTHS), "again"))
     failed = [state for one in chosen for states in one.failures for state in states]

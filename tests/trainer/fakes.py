@@ -105,6 +105,5 @@ def fake_run(engines: FakeEngines, learner: FakeLearner, sources: Sources, sampl
         pool=cast(Any, engines),
         algorithm=Algorithm(AlgorithmConfig(), 8, every_token),
         learner=cast(Any, learner),
-        boundaries=every_token,
         resampling=Resampling(rounds, lambda rollout: rollout.reward, mask_truncated=False),
     )

@@ -16,7 +16,7 @@ from core.records import Episode, Finish, IntArray, Problem, Rollout, Start, Use
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from tests.trainer.examples import SECONDS
-from trainer.collect import collect_metrics, erroneous_share, erroneous_states
+from trainer.collect import collect_metrics
 from trainer.metrics import IterationMetrics
 from trainer.run import Report, Resampling, Run
 
@@ -42,12 +42,7 @@ class Store(StartSource):
         return {"store_hit_rate": 0.25}
 
 
-def too_long(_problem: str, response: IntArray) -> bool:
-    """Responses over 4 tokens are wrong."""
-    return response.size > 4
-
-
-def collected(iteration: Report, tokens_before: int = 0, *, find_wrong: bool = False) -> IterationMetrics:
+def collected(iteration: Report, tokens_before: int = 0) -> IterationMetrics:
     """With two engines that have worked for 3.25 seconds in this iteration."""
     queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
     parts = SimpleNamespace(
@@ -55,10 +50,8 @@ def collected(iteration: Report, tokens_before: int = 0, *, find_wrong: bool = F
         sources=Store(),
         engines=SimpleNamespace(finished=1),
         task=SimpleNamespace(weights={}),
-        boundaries=lambda response: np.array([n for n in (2, 6) if n < len(response)], np.int32),
         problems={},
         resampling=Resampling(0, lambda rollout: rollout.reward, mask_truncated=False),
-        is_wrong=too_long if find_wrong else None,
     )
     return collect_metrics(
         cast(Run, parts), iteration, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
@@ -130,17 +123,6 @@ def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     assert metrics.imitated == 3
 
 
-def test_shares_of_wrong_texts_are_measured_where_they_are_excluded() -> None:
-    names = ("erroneous_share", "erroneous_states", "erroneous_imitated", "lucky_share")
-    rows = [scored(START, 3, True), scored(START, 10, True), scored(START, 10, False)]
-    one = result(1, [*rows, *(replace(row, use=Use.IMITATE) for row in rows[:2])], STATS)
-    found = collected(one, find_wrong=True)
-    # states after 2 and 6 tokens: two of five are wrong; nothing is replayed
-    assert [getattr(found, name) for name in names[1:]] == [2 / 5, 1 / 2, 1 / 2]
-    assert math.isnan(found.erroneous_share)
-    assert all(math.isnan(getattr(collected(one), name)) for name in names)
-
-
 def test_no_critic_numbers_without_a_critic() -> None:
     metrics = measured(replace(STATS, critic=False))
     assert math.isnan(metrics.value_loss)
@@ -175,22 +157,5 @@ def test_no_policy_numbers_while_only_the_critic_learns() -> None:
     assert metrics.value_loss == NUMBERS["value_loss"]
 
 
-def wrong_from_9(problem: str, response: IntArray) -> bool | None:
-    """What contains a 9 is wrong; nothing is known of problem q."""
-    return None if problem == "q" else 9 in response.tolist()
-
-
 def ids(*tokens: int) -> IntArray:
     return np.array(tokens, np.int32)
-
-
-def test_erroneous_shares_count_what_can_be_told() -> None:
-    texts = [("p", ids(9)), ("p", ids(1)), ("p", ids(2)), ("p", ids(3)), ("q", ids(9))]
-    assert erroneous_share(texts, wrong_from_9) == 0.25  # 1 of 4
-    assert math.isnan(erroneous_share(texts[4:], wrong_from_9))
-    told = [(START, ids(7, 8, 9, 10, 11)), (START, ids(7, 8)), (OTHER, ids(9, 9))]
-    rollouts = [replace(scored(start, tokens.size, True), tokens=tokens) for start, tokens in told]
-    # States after every token but the last: 4 + 1. Those of lengths 3 and 4 contain the 9.
-    every = lambda response: np.arange(1, len(response), dtype=np.int32)  # noqa: E731
-    assert erroneous_states(rollouts, every, wrong_from_9) == 2 / 5
-    assert math.isnan(erroneous_states(rollouts[2:], every, wrong_from_9))

@@ -14,13 +14,13 @@ from core.records import Finish, Rollout
 from replay.boundaries import TokenTable, boundaries
 from replay.coverage import Coverage
 from replay.cutting import IsWrong
+from replay.errors import erroneous_states
 from replay.imitation import Imitation
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.limits import TokenLimits
 from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
-from trainer.collect import erroneous_states
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 GOOD = "She sold 48/2 = 24 clips.\nThat makes 48+24 = 72.\n#### 72"
