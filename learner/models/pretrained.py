@@ -3,6 +3,8 @@ scored tokens are projected, in chunks); a value is that of the state *before* a
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.auto_factory import _get_model_class
+from transformers.utils import logging as transformers_logging
 
 from core.errors import ModelError, first_line
 from learner.models.adapters import Lora, add_adapters
@@ -163,7 +166,8 @@ def check_trainable(path: str | Path) -> None:
     options: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         if Path(path).is_dir():
-            _, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+            with _quiet():
+                _, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
         else:
             with torch.device("meta"):
                 AutoModelForCausalLM.from_config(config)
@@ -174,6 +178,20 @@ def check_trainable(path: str | Path) -> None:
     wrong += [f"{name} is missing" for name in sorted(found["missing_keys"])]  # transformers would leave it random
     if wrong:
         raise ModelError(f"model.path {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside the block transformers prints neither a progress bar nor its table of weights that do not fit."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:

@@ -58,14 +58,19 @@ def checked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("changed", "told"), WRONG, ids=str)
-def test_a_wrong_field_is_named(changed: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_a_wrong_field_is_named(
+    changed: dict[str, Any], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = save_model(tmp_path) / "config.json"
+    capfd.readouterr()
     checked(tmp_path)
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     begun = time.monotonic()
     with pytest.raises(ModelError) as raised:
         checked(tmp_path)
     assert time.monotonic() - begun < SECONDS
+    assert "Loading weights" not in (printed := capfd.readouterr().err)
+    assert "REPORT" not in printed
     line = str(raised.value)
     assert "\n" not in line
     assert str(tmp_path) in line
