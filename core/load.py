@@ -160,6 +160,10 @@ def hint(name: str, names: Iterable[str], section: str = "", form: str = "the ne
     return form.format(found) if found else "no name resembles it (--help lists them)"
 
 
+TYPO = 0.8
+"""Least similarity of names that differ by a slip. Others (eval_batch_size, ring_attn_size) mean something else."""
+
+
 def nearest(name: str, names: Iterable[str], section: str = "") -> str:
     """The one of `names` that `name` means, or else the most similar, or none. A name without a section is first looked
     up in `section`.
@@ -184,7 +188,7 @@ def nearest(name: str, names: Iterable[str], section: str = "") -> str:
     own = {key.removeprefix(f"{section}."): full for key, full in dotted.items() if key.startswith(f"{section}.")}
     keys = rare | meant | usual | own | dotted
     exact = next((keys[end] for end in _ends(name) if end in keys), "")
-    similar = difflib.get_close_matches(name, keys, n=1, cutoff=0.7)
+    similar = difflib.get_close_matches(name, keys, n=1, cutoff=TYPO)
     return exact or (keys[similar[0]] if similar else "")
 
 

@@ -14,7 +14,7 @@ MEANINGS: Mapping[str, str] = {
     "run.root": "output_dir save_path ckpt_path default_local_dir logging_dir",
     "run.seed": "data_seed random_seed",
     "run.iterations": "steps max_steps total_steps num_episodes total_epochs total_training_steps total_episodes",
-    "run.checkpoint_every": "save_steps save_freq save_every",
+    "run.checkpoint_every": "save_steps save_freq save_every save_strategy save_interval",
     "run.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep max_critic_ckpt_to_keep max_ckpt_num",
     "model.path": "model pretrain model_name model_name_or_path actor_model ref_model reference_model tokenizer",
     "model.dtype": "bf16 fp16 torch_dtype data_type model_dtype param_dtype precision model_init_kwargs",
@@ -39,7 +39,9 @@ MEANINGS: Mapping[str, str] = {
         "n rollout.n n_samples n_samples_per_prompt num_generations group_size rloo_k num_return_sequences "
         "num_generations_per_prompt"
     ),
-    "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len filter_overlong_prompts",
+    "rollout.max_prompt_tokens": (
+        "max_prompt_length prompt_max_len filter_overlong_prompts max_length max_seq_length max_len max_model_len"
+    ),
     "rollout.max_response_tokens": (
         "max_tokens max_new_tokens max_response_length max_completion_length generate_max_len response_length"
     ),
@@ -48,7 +50,7 @@ MEANINGS: Mapping[str, str] = {
     "rollout.engine_options": (
         "enforce_eager max_num_batched_tokens enable_chunked_prefill engine_kwargs quantization attention_backend"
     ),
-    "rollout.max_running": "max_num_seqs",
+    "rollout.max_running": "max_num_seqs eval_batch_size val_batch_size per_device_eval_batch_size",
     "rollout.gpu_memory_share": "gpu_memory_utilization vllm_gpu_memory_utilization vllm_gpu_memory_utilisation",
     "rollout.tensor_parallel": (
         "tensor_parallel_size vllm_tensor_parallel_size tensor_model_parallel_size tp_size tensor_parallelism"
@@ -133,7 +135,7 @@ MEANINGS: Mapping[str, str] = {
 WITHOUT: Mapping[str, str] = {
     "it is always so": (
         "use_vllm val_before_train apply_chat_template log_completions remove_padding use_remove_padding "
-        "disable_dropout packing log_samples"
+        "disable_dropout packing packing_samples log_samples"
     ),
     "every linear layer gets adapters": "target_modules lora_target_modules lora_dropout",
     "`retrospect train --resume RUN` continues a run": "resume_from_checkpoint resume_mode load_checkpoint resume_path",
@@ -142,5 +144,9 @@ WITHOUT: Mapping[str, str] = {
     "the reference is the policy that training starts from": "sync_ref_model ref_model_sync_steps",
     "models with code of their own are not loaded": "trust_remote_code",
     "vLLM generates": "rollout.name inference_backend rollout_backend",
+    "the learner reads prefix trees by an attention of its own": (
+        "flash_attn attn_implementation use_liger_loss use_liger_kernel"
+    ),
+    "AdamW trains, with a first beta of 0.9": "optim optimizer adam_beta1 beta1",
 }
 """Why a setting of others has no field here, with its names."""

@@ -67,11 +67,12 @@ class Block(NamedTuple):
 
 def blocks_of(response: str) -> list[Block]:
     """The fenced blocks of a response, in order: with three or more backticks or tildes. Indented ones, as in a list,
-    are moved to the left; the last may be not closed."""
-    return [
-        Block(language.strip(), textwrap.dedent(code) if indent else code)
-        for indent, _, language, code in _FENCED.findall(response)
-    ]
+    are moved to the left; the last may be not closed. Of a block of Markdown its own blocks count."""
+    found = []
+    for indent, _, language, code in _FENCED.findall(response):
+        block = Block(language.strip(), textwrap.dedent(code) if indent else code)
+        found += blocks_of(block.code) if block.language.lower() in ("markdown", "md") else [block]
+    return found
 
 
 def program_of(response: str, record: Mapping[str, Any]) -> str:

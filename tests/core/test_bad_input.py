@@ -362,6 +362,9 @@ TYPOS = [
     ("--top_k", "rollout.sampling_options"),
     ("--peft_config", "learner.lora_rank"),
     ("--temperatur", "rollout.temperature"),
+    ("--save_strategy", "run.checkpoint_every"),
+    ("--max_seq_length", "rollout.max_prompt_tokens"),
+    ("--data.val_batch_size", "rollout.max_running"),
 ]
 
 
@@ -381,7 +384,13 @@ def test_a_typo_names_the_field_of_the_same_meaning(typed: str, meant: str) -> N
         ("--push_to_hub", "export"),
         ("--logging_steps", "every iteration"),
         ("--actor_rollout_ref.rollout.name", "vLLM generates"),
-        ("--gizmo_xyzzy", "no name resembles it"),
+        ("--optim", "AdamW"),
+        ("--actor_rollout_ref.model.attn_implementation", "an attention of its own"),
+        ("--packing_samples", "always so"),
+        *(
+            (f"--{name}", "no name resembles it")
+            for name in ("gizmo_xyzzy", "ring_attn_size", "ddp_timeout", "pad_token")
+        ),
     ],
 )
 def test_what_has_no_field_is_said(typed: str, why: str) -> None:

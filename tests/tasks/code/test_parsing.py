@@ -129,6 +129,12 @@ def test_what_follows_a_program_is_left_out(mark: str, language: str, behind: st
     assert program_of(call, CALLS) == ADD
 
 
+def test_a_block_of_markdown_has_blocks_of_its_own() -> None:
+    for language in ("markdown", "md"):
+        answer = f"````{language}\n# Sum\n```python\n{SUM}```\nRun it:\n```bash\npython a.py\n```\n````\n"
+        assert program_of(answer, SCRIPT) == SUM
+
+
 def test_the_last_program_that_answers_is_taken() -> None:
     first, second = SUM.replace("+", "-"), SUM
     assert program_of(f"```python\n{first}```\nBetter:\n```python\n{second}```\n", SCRIPT) == second
