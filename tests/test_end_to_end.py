@@ -12,6 +12,7 @@ import psutil
 import pyarrow.parquet
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from core.run_directory import keep_lines
@@ -197,8 +198,8 @@ def assert_equal(left: object, right: object) -> None:
 
 @pytest.fixture(scope="module")
 def one_process(roots: tuple[Path, list[str]], straight: Path, s3: str) -> str:  # noqa: F811
-    """What one process without Ray says: it evaluates the run, resumes it from its mirror, trains another, and runs the
-    cells of the example notebook but the first, which chooses the recipe."""
+    """What one process without Ray says: it evaluates the run, resumes it from its mirror, trains another, and one with
+    a reward and rows as objects, and runs the cells of the example notebook but the first, which chooses the recipe."""
     root, options = roots
     store, folder = open_store(f"{s3}/straight")
     with store.open_output_stream(f"{folder}/checkpoints/latest") as pointer:
@@ -207,6 +208,10 @@ def one_process(roots: tuple[Path, list[str]], straight: Path, s3: str) -> str: 
     cells = json.loads((ROOT / "docs" / "example.ipynb").read_text())["cells"]
     _, *notebook = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     chosen = [*options[2:], "--run.name", "plain", "--evaluation.every", "2"]
+    sections = yaml.safe_load((ROOT / RECIPE).read_text())
+    del sections["task"]
+    (root / "objects.yaml").write_text(yaml.safe_dump(sections))
+    objects = [*options[2:6], "--run.name", "objects", "--run.iterations", "1", "--task.success_reward", "0.5"]
     script = f"""
 import gc, retrospect
 config = retrospect.override(retrospect.load_config({RECIPE!r}), {fields!r})
@@ -215,6 +220,12 @@ gc.collect()
 retrospect.resume({f"{s3}/straight"!r}, options=["--run.root", {str(root / "mirrored")!r}], local=True)
 gc.collect()
 retrospect.train(config, local=True)
+gc.collect()
+def brevity(reference, response):
+    return len(reference) / max(len(reference), len(response))
+rows = [{{"prompt": f"{{a}}+{{b}}=", "answer": f"{{a + b:02}}"}} for a in range(6) for b in range(6)]
+config = retrospect.override(retrospect.load_config({str(root / "objects.yaml")!r}), {objects!r})
+retrospect.train(config, reward=brevity, data=rows, local=True)
 gc.collect()
 recipe, options, enough, local = {RECIPE!r}, {chosen!r}, 0.0, True
 """
@@ -261,6 +272,19 @@ def test_the_example_notebook_trains_until_its_callback_ends_the_run(
     assert lines[0]["logprob_gap"] < 1e-3
     assert (root / "plain" / "checkpoints" / "latest").read_text() == "000002"
     assert f"success {lines[-1]['evaluation_success']:.3f} on 16 problems" in one_process
+
+
+def test_a_reward_and_rows_are_objects(roots: tuple[Path, list[str]], one_process: str) -> None:
+    """What counts as a success is said by `task.success_reward`."""
+    run = roots[0] / "objects"
+    (line,) = metrics(run)
+    assert line["judge_failures"] == 0
+    rows = [json.loads(text) for text in (run / "samples" / "000001.jsonl").read_text().splitlines()]
+    assert {row["prompt"] for row in rows} <= {f"{a}+{b}=" for a in range(6) for b in range(6)}
+    assert [row["correct"] for row in rows] == [row["reward"] >= 0.5 for row in rows]
+    assert any(0 < row["reward"] < 0.5 for row in rows)  # without the field they would count
+    last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (last["iteration"], last["problems"]) == (1, 3)  # a tenth of the rows
 
 
 def test_training_changed_the_policy_and_it_loads_as_any_model(straight: Path) -> None:
