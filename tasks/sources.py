@@ -4,6 +4,7 @@ Invariant: every failure is one line that names the file (and line) and the reme
 `BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
 """
 
+import codecs
 import difflib
 import errno
 import gzip
@@ -240,6 +241,8 @@ def _conversion(file: Path, kind: str) -> str:
 
 def _check_lines(file: Path, data: bytes) -> None:
     """Raises DataError, with the way to convert it, for a JSON array or CSV where lines of JSON are expected."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{file}: UTF-16; save it as UTF-8")
     first, _, rest = data.lstrip().partition(b"\n")
     if first.startswith(b"["):
         with suppress(ValueError, RecursionError):

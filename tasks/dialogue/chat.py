@@ -106,12 +106,13 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:
     """Token ids of a dialogue and of what begins the assistant's next turn. A last turn of the assistant is a
-    beginning, which the response continues. Raises DataError as `chat_text`."""
-    if not messages or messages[-1].role != "assistant":
-        return _first_ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
-    begun = messages[-1].content.rstrip()
+    beginning, which the response continues; an empty one is as none. Raises DataError as `chat_text`."""
+    begun = messages[-1].content.rstrip() if messages and messages[-1].role == "assistant" else ""
+    if not begun:
+        asked = messages[:-1] if messages and messages[-1].role == "assistant" else messages
+        return _first_ids(tokenizer, chat_text(tokenizer, asked, where, reply=True))
     text, found, _ = chat_text(tokenizer, messages, where, reply=False).rpartition(begun)
-    if not begun or not found:
+    if not found:
         raise DataError(f"{where}: the chat template does not write the assistant's beginning as it is; leave it out")
     return _first_ids(tokenizer, text + begun)
 

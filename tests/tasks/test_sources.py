@@ -187,6 +187,12 @@ def test_another_format_is_refused_with_a_command_that_converts_it(name: str, tm
     assert load_rows(str(file.with_name(f"{file.stem}-lines.jsonl")), "train") == rows
 
 
+def test_utf_16_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"a": 1, "b": 2}\n' * 3, encoding="utf-16")
+    with pytest.raises(DataError, match=r"d\.jsonl: UTF-16"):
+        list(load_rows(str(tmp_path / "d.jsonl"), "train"))
+
+
 def test_a_broken_first_line_is_no_csv(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('"question", "answer"\n{"a": 1}\n')
     assert "line 1: not valid JSON" in message(tmp_path / "rows.jsonl")

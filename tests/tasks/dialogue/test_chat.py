@@ -189,6 +189,8 @@ def test_a_response_continues_what_the_assistant_has_begun(tokenizer: Tokenizer,
     tokenizer.chat_template = template
     ids = chat.prompt_ids(tokenizer, [MESSAGES[0], Message("assistant", "The answer is ")], "x")
     assert tokenizer.decode(ids).endswith("The answer is")
+    asked = chat.prompt_ids(tokenizer, MESSAGES[:1], "x")
+    assert chat.prompt_ids(tokenizer, [MESSAGES[0], Message("assistant", " ")], "x") == asked  # nothing is begun
     tokenizer.chat_template = MARKED.replace("{{ m['content'] }}", "{{ m['content'] | upper }}")
     with pytest.raises(DataError, match="row 3"):
         chat.prompt_ids(tokenizer, MESSAGES[:2], "row 3")
