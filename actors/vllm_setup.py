@@ -32,18 +32,24 @@ def environment(device: str, threads: int) -> dict[str, str]:
 
 def stop_tokens(model_path: str) -> list[int]:
     """End-of-sequence tokens of a checkpoint's two configs and of its tokenizer, which canonical solutions end with.
-    Raises ModelError when it names none."""
+    Raises ModelError when it names none, or no token."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     tokens: set[int] = set()
+    generation = Path(model_path) / "generation_config.json"
     # without files transformers would make up an empty tokenizer of the model's class
     tokenizers = [AutoTokenizer] if any(Path(model_path).glob("tokenizer*")) else []
     for source in (GenerationConfig, AutoConfig, *tokenizers):
         try:
             ids = source.from_pretrained(model_path).eos_token_id
-        except (OSError, ValueError):  # a checkpoint need not have a generation config
+        except (OSError, ValueError) as error:  # a checkpoint need not have a generation config
+            if isinstance(error, OSError) and source is GenerationConfig and generation.is_file():
+                raise ModelError(f"{generation}: {first_line(error)}") from None
             continue
-        tokens |= {ids} if isinstance(ids, int) else set(ids or ())
+        found = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if wrong := [token for token in found if type(token) is not int]:
+            raise ModelError(f"model.path = {model_path}: eos_token_id {wrong[0]!r} of {source.__name__} is no token")
+        tokens |= set(found)
     if not tokens:
         raise ModelError(f"model.path = {model_path}: config.json is missing or has no eos_token_id; set it there")
     return sorted(tokens)

@@ -18,9 +18,14 @@ _OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)
 
 
 def printable_output() -> None:
-    """Print what the terminal's encoding lacks as an escape, instead of raising UnicodeEncodeError."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    """Print what the terminal's encoding lacks as an escape, instead of raising UnicodeEncodeError; to a closed stream
+    (`check >&-`) nothing is printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it gets the number that is free)
+            setattr(sys, name, nowhere)
+            os.set_inheritable(nowhere.fileno(), True)
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -327,3 +327,17 @@ def test_engines_stop_at_the_tokenizers_end_too(tmp_path: Path) -> None:
     models.save_tokenizer(tmp_path)  # its end is token 1
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 7}', encoding="utf-8")
     assert stop_tokens(str(tmp_path)) == [models.EOS, 7]
+
+
+def test_ends_that_are_no_tokens_are_named(tmp_path: Path) -> None:
+    models.save_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 7}', encoding="utf-8")
+    file = tmp_path / "generation_config.json"
+    for text, told in (
+        ('{"eos_token_id": "x"}', "eos_token_id 'x'"),
+        ('{"eos_token_id": [1, 2.5]}', "2.5"),
+        ("[", file.name),
+    ):
+        file.write_text(text)
+        with pytest.raises(ModelError, match=told):
+            stop_tokens(str(tmp_path))

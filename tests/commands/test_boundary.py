@@ -60,7 +60,14 @@ def test_a_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("command", "named"), [("--help | head -n 1", ""), ("--help > /dev/full", "No space left on device")]
+    ("command", "named"),
+    [
+        ("--help | head -n 1", ""),
+        ("--help > /dev/full", "No space left on device"),
+        ("--help >&-", ""),
+        ("--help >&- 2>&-", ""),
+        ("trian >&-", "the nearest is 'train'"),
+    ],
 )
 def test_an_output_that_takes_no_more_ends_without_a_traceback(command: str, named: str) -> None:
     done = subprocess.run(
@@ -68,6 +75,7 @@ def test_an_output_that_takes_no_more_ends_without_a_traceback(command: str, nam
     )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+    assert "defect" not in done.stderr
     assert named in done.stderr
 
 
