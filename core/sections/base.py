@@ -42,6 +42,10 @@ AutoBool = Annotated[bool | None, BeforeValidator(lambda given: None if given ==
 """True, false, or `auto`."""
 
 
+TEXTS = {"template", "system", "response", "criterion"}
+"""Fields whose text a model reads. A name of a file may have other bytes than those of UTF-8."""
+
+
 class Section(BaseModel):
     """Base of all sections: immutable, unknown keys forbidden, all numbers finite. The text below a field is its
     description."""
@@ -56,6 +60,8 @@ class Section(BaseModel):
         """Refuse true and false for a number, numbers beyond LARGEST, and texts that no file can have as its name."""
         if isinstance(given, str | Path) and (why := unnameable(str(given))):
             raise ValueError(f"the text {why}")
+        if info.field_name in TEXTS and isinstance(given, str) and given != given.encode("utf-8", "replace").decode():
+            raise ValueError("bytes that are not UTF-8; in the locale C set LC_ALL=C.UTF-8")
         annotation = cls.model_fields[info.field_name or ""].annotation
         if not {int, float} & {annotation, *get_args(annotation)}:
             return given

@@ -274,6 +274,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("check --task.name sums --model.path a\0b", "null character"),
     ("check --run.name a\ud800b", "cannot be a name of a file"),
     ("replay \ud800", "cannot be a name of a file"),
+    ("check --task.system \udcc3", "LC_ALL=C.UTF-8"),
     ("report /nowhere", "/nowhere is not a run"),
     ("report RUN", "no finished iteration"),
     ("report", "the following arguments are required: RUN"),
