@@ -165,11 +165,6 @@ class Config(Section):
                 f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
                 f"rollout.max_prompt_tokens + rollout.max_response_tokens = {context}; raise it to at least {context}"
             )
-        if self.replay.ratio > 0 and not round(rollout.starts * self.replay.ratio):
-            raise ValueError(
-                f"replay.ratio = {self.replay.ratio:g} of rollout.starts = {rollout.starts} is less than one start; "
-                "raise one of them, or set replay.ratio to 0"
-            )
         return self
 
     @model_validator(mode="after")

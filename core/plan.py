@@ -60,13 +60,15 @@ def plan_warnings(config: Config) -> list[str]:
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
             "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
+    if config.replay.ratio > 0 and not batch_plan(config).replayed_starts:
+        lines.append(
+            f"replay.ratio = {config.replay.ratio:g} of rollout.starts = {config.rollout.starts} is less than one start: "
+            "nothing is replayed; raise one of them, or set replay.ratio to 0"
+        )
     default, of_states = ReplayConfig(), ("ranking", "schedule", "fill", "canonical")
     idle = [f"replay.{name}" for name in of_states if getattr(config.replay, name) != getattr(default, name)]
     if idle and config.replay.ratio == 0:
-        lines.append(
-            f"without replayed starts {', '.join(idle)} have no effect; set replay.ratio to 0.5, for example, or leave "
-            "them out"
-        )
+        lines.append(f"without replayed starts {', '.join(idle)} have no effect; raise replay.ratio, or leave them out")
     learner = config.learner
     alone = learner.critic_warmup * learner.minibatches * learner.epochs
     if learner.value_model != "none" and 0 < alone <= learner.warmup_steps:

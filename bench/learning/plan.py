@@ -27,6 +27,8 @@ COMMON: Fields = {
     "replay.ratio": 0.5,
     "replay.schedule": "unsolved",
     "replay.fill": False,
+    "replay.bounded": False,
+    "replay.discoveries": 0,
     "replay.start_states": 64,
     "replay.imitated": 0,
     "algorithm.policy_lambda": 1.0,

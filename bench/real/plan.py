@@ -16,6 +16,7 @@ from core.load import load_config
 NO_IMITATION: Fields = {"replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
 NO_REPLAY: Fields = {"replay.ratio": 0.0}
 NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
+UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of all arms but `replayed`
 REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,
@@ -55,6 +56,7 @@ MBPP_FIELDS: Fields = {
     "task.code.program_seconds": 5.0,
 }
 SUMS_FIELDS: Fields = {
+    **UNBOUNDED,
     "task.max_operations": 2,
     "task.eval_problems": 200,
     "task.examples": json.dumps(
@@ -83,6 +85,7 @@ CHAIN_FIELDS: Fields = {
     "rollout.max_response_tokens": 64,
 }
 CODE_FIELDS: Fields = {
+    **UNBOUNDED,
     **MBPP_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 100,

@@ -24,7 +24,7 @@ class LearnerConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     value_model: Critic = "separate"
     """The critic: a separate model, a value head on the policy's trunk (one pass, one loss, half the memory), or none.
-    Without an estimator or a ranking that reads values there is none either."""
+    Without an estimator or a ranking that needs values there is none either."""
     value_path: str = ""
     """Hugging Face model that a separate critic starts from, for example a reward model, with the policy's architecture
     and vocabulary; empty: the policy's."""

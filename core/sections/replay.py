@@ -14,9 +14,9 @@ ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 class ReplayConfig(Section):
     """Replayed starts and the store behind them."""
 
-    ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Largest share of replayed starts, in [0, 1). 0: all rollouts start from prompts. Measured: docs/method.md,
-    Defaults."""
+    ratio: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """Largest share of replayed starts, in [0, 1). 0: all rollouts start from prompts, and there is no store. Measured:
+    docs/method.md, Defaults."""
     schedule: ReplaySchedule = "unsolved"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
     the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
@@ -49,11 +49,11 @@ class ReplayConfig(Section):
     erroneous_states, erroneous_imitated and lucky_share."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
-    bounded: bool = False
+    bounded: bool = True
     """Whether states of many problems are drawn, each now and then: a problem once in 4 iterations, those whose root
     fails first, and with the ranking learnability a state until it has 24 decayed outcomes. False: by the priority
     alone."""
-    discoveries: Whole = 0
+    discoveries: Whole = 16
     """Most discoveries that an update repeats in the language-model loss, from the prompt on: successes that continue a
     state of a problem whose root does not succeed. They fade like those of `imitated`. 0: none."""
     imitated: Whole = 0

@@ -27,7 +27,7 @@ def test_they_pass_the_check_of_a_users_ranking(name: str) -> None:
 def test_a_ranking_refuses_a_recipe_that_gives_it_nothing() -> None:
     with pytest.raises(ConfigError, match=r"replay\.canonical"):
         check_ranking(ReplayConfig(ranking=BACKWARDS, ratio=0.5))
-    check_ranking(ReplayConfig(ranking=BACKWARDS))  # where nothing is replayed
+    check_ranking(ReplayConfig(ranking=BACKWARDS, ratio=0))  # where nothing is replayed
 
 
 def frontier(given: StateColumns) -> FloatArray:

@@ -166,7 +166,6 @@ def test_a_bad_recipe_is_one_line(content: bytes, told: str, tmp_path: Path) -> 
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"replay": {"ratio": 0.1}, "rollout": {"starts": 4}}, "replay.ratio = 0.1 of rollout.starts = 4 is less than one"),
     ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
     ({"rollout": {"sleep": True}}, "rollout.sleep moves weights off a GPU"),
     ({"rollout": {"starts": 10, "samples": 3}}, "do not divide"),

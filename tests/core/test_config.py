@@ -156,9 +156,12 @@ def test_choices_that_lack_what_they_rest_on() -> None:
             "algorithm": {"positive_coefficient": 1},
         }
         assert len(plan_warnings(parse_config(alone, "test"))) == warned
-    for of_replay, warned in ({"ratio": 0.5}, 0), ({}, 1):
+    for of_replay, warned in ({"ratio": 0.5}, 0), ({"ratio": 0.0}, 1):
         solutions = {"replay": {"canonical": True, **of_replay}}
         assert len(plan_warnings(parse_config(solutions, "test"))) == warned
+    for starts, warned in ((4, 1), (6, 0)):  # a tenth of the starts, rounded: 0 and 1
+        few = {"replay": {"ratio": 0.1}, "rollout": {"starts": starts}}
+        assert len(plan_warnings(parse_config(few, "test"))) == warned
     for warmup_steps, warned in ((7, 0), (8, 1)):  # 2 iterations x 4 minibatches = 8 steps of the critic alone
         critic = {"critic_warmup": 2, "minibatches": 4, "warmup_steps": warmup_steps}
         assert len(plan_warnings(parse_config({"learner": critic}, "test"))) == warned

@@ -42,7 +42,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
 
 
 def opened(directory: Path, shards: int = 2, local: bool = False, **fields: object) -> ReplayStore:
-    config = ReplayConfig.model_validate({"ranking": "value", "shards": shards, **fields})
+    config = ReplayConfig.model_validate({"ranking": "value", "start_states": 1, "shards": shards, **fields})
     return ReplayStore(config, vocabulary=VOCABULARY, directory=directory, fingerprint="task+tokenizer", local=local)
 
 

@@ -21,13 +21,13 @@ def run_of(estimator: str, ranking: str, **sections: dict[str, Any]) -> Config:
         ("gae", "uniform", "separate", "separate"),
         ("gae", "value", "shared", "shared"),
         ("rloo", "value", "separate", "separate"),
-        ("rloo", "learnability", "separate", "separate"),
-        ("rloo", "learnability", "none", "none"),  # it works without values, too
+        ("gae", "learnability", "separate", "separate"),
+        ("rloo", "learnability", "separate", "none"),  # it works without values, too
         ("rloo", "uniform", "separate", "none"),
         ("rloo", "uniform", "shared", "none"),
     ],
 )
-def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking: str, asked: str, found: str) -> None:
+def test_there_is_a_critic_if_something_needs_its_values(estimator: str, ranking: str, asked: str, found: str) -> None:
     config = run_of(estimator, ranking, learner={"value_model": asked})
     assert critic(config) == found
     check_needs(config)

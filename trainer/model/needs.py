@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def critic(config: Config) -> Literal["separate", "shared", "none"]:
-    """The critic of a run: `learner.value_model`, or none if neither estimator nor replay reads values."""
+    """The critic of a run: `learner.value_model`, or none if neither estimator nor ranking needs values."""
     estimator, ranking = methods(config)
-    ranked = config.replay.ratio > 0 and ranking.values != "unused"
+    ranked = config.replay.ratio > 0 and ranking.values == "needed"
     return config.learner.value_model if estimator.needs_values or ranked else "none"
 
 
