@@ -62,8 +62,8 @@ def plan_warnings(config: Config) -> list[str]:
         )
     if config.replay.ratio > 0 and not batch_plan(config).replayed_starts:
         lines.append(
-            f"replay.ratio = {config.replay.ratio:g} of rollout.starts = {config.rollout.starts} is less than one start: "
-            "nothing is replayed; raise one of them, or set replay.ratio to 0"
+            f"replay.ratio = {config.replay.ratio:g} of rollout.starts = {config.rollout.starts} is less than one "
+            "start: nothing is replayed; raise one of them, or set replay.ratio to 0"
         )
     default, of_states = ReplayConfig(), ("ranking", "schedule", "fill", "canonical")
     idle = [f"replay.{name}" for name in of_states if getattr(config.replay, name) != getattr(default, name)]

@@ -17,7 +17,7 @@ INF = np.inf
 
 
 def ranking(name: str) -> Ranking:
-    return find_ranking(ReplayConfig(ranking=name))
+    return find_ranking(ReplayConfig(ranking=name, canonical=True))
 
 
 def told(name: str, given: StateColumns) -> list[str]:
