@@ -65,7 +65,7 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str, monkey
     assert not re.search("ratio=(?!0.0|0.25)", text)
     section = here(command, "--help", "replay").stdout
     assert re.search(
-        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.0\)", " ".join(section.split())
+        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.25\)", " ".join(section.split())
     )
     assert "learner" not in section
     assert "the nearest is 'replay'" in error_here(command, "--help", "replya")

@@ -31,7 +31,9 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 def source(store: ReplayStore, stale: int = 0, **fields: object) -> Replay:
-    config = ReplayConfig.model_validate({"ratio": 0.5, "start_states": 1, "schedule": "constant", **fields})
+    config = ReplayConfig.model_validate(
+        {"ratio": 0.5, "start_states": 1, "schedule": "constant", "bounded": False, **fields}
+    )
     return Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), stale)
 
 
