@@ -37,6 +37,7 @@ from tasks.dialogue.reward_model import (
 )
 from tasks.kinds import task_items
 from tests.conftest import FEW_ROWS
+from tests.test_launch import here
 from tests.whole_runs import metrics, run
 
 MOST = 512  # tokens of a row
@@ -72,9 +73,10 @@ def recipe(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rewards(recipe: Path) -> Path:
     """The run directory of a reward model."""
-    told = run("reward-model", "--config", str(recipe), "--run.name", "rewards")
-    assert "27 rows to learn, 3 held out" in told
-    assert "held out: accuracy 100.0 %" in told  # every pair differs in the same way
+    told = here("reward-model", "--config", str(recipe), "--run.name", "rewards")
+    assert told.returncode == 0, told.stderr
+    assert "27 rows to learn, 3 held out" in told.stdout
+    assert "held out: accuracy 100.0 %" in told.stdout  # every pair differs in the same way
     return recipe.parent / "rewards"
 
 
@@ -112,7 +114,8 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_weights(rewards: Path, tmp
 
 
 def test_the_loss_of_sft_is_that_of_the_replies_alone(recipe: Path, model: str) -> None:
-    run("sft", "--config", str(recipe), "--run.name", "taught")
+    told = here("sft", "--config", str(recipe), "--run.name", "taught")
+    assert told.returncode == 0, told.stderr
     net = AutoModelForCausalLM.from_pretrained(model)
     nats, learned = torch.zeros(()), 0
     for row in from_messages(load_config(recipe), model, MOST).held_out:
