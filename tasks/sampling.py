@@ -152,20 +152,24 @@ class Fresh(StartSource):
 
     def __init__(self, sampler: ProblemSampler) -> None:
         self._sampler, self._new = sampler, sampler.state()
+        self._before: dict[str, Any] | None = None  # the cursor before an iteration that is not observed yet
 
     def propose(self, most: int, at: Progress) -> list[Start]:
         """`most` problems."""
+        self._before = self._before or self._sampler.state()
         return [root_start(problem, at, index) for index, problem in enumerate(self._sampler.sample(most))]
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:  # noqa: ARG002
         """Tell the sampler which problems succeed."""
         self._sampler.record(used(rollouts, Use.TRAIN, Use.COUNT))
+        self._before = None
 
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
-        (folder / CURSOR).write_text(json.dumps(self._sampler.state()), encoding="utf-8")
+        (folder / CURSOR).write_text(json.dumps(self._before or self._sampler.state()), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
         saved = self._new if folder is None else json.loads((folder / CURSOR).read_text(encoding="utf-8"))
         self._sampler.restore(saved)
+        self._before = None

@@ -45,7 +45,8 @@ class StartSource:
         ones."""
 
     def save(self, folder: Path) -> None:
-        """Write what it knows into an empty folder of a checkpoint."""
+        """Write what it knows into an empty folder of a checkpoint. An iteration that ended between `propose` and
+        `observe` is repeated: write what it knew before that."""
 
     def restore(self, folder: Path | None) -> None:
         """Read what `save` wrote. None: be as new."""

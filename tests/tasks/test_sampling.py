@@ -3,14 +3,17 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.parts.sources import Progress
 from core.records import Finish, Problem, Rollout, Start, Verdict
-from tasks.sampling import HardSampler, ProblemSampler, UniformSampler, problem_sampler
+from tasks.sampling import Fresh, HardSampler, ProblemSampler, UniformSampler, problem_sampler
 
 
 def problems(count: int, source: str = "") -> list[Problem]:
@@ -118,3 +121,19 @@ def test_a_mixture_keeps_its_shares_and_resumes_exactly(
     for label, weight in weights.items():
         share = len(expected) * weight / sum(weights.values())
         assert abs(sum(name.startswith(label) for name in expected) - share) < len(weights)
+
+
+def test_an_iteration_that_ended_unobserved_is_proposed_again(tmp_path: Path) -> None:
+    """With the rounds of dynamic sampling."""
+    fresh, at = Fresh(UniformSampler(problems(99), 0)), Progress(seed=0, iteration=1, iterations=3, samples=1)
+
+    def proposed() -> list[tuple[str, str]]:
+        rounds = (replace(at, iteration=2, round=number) for number in (0, 1))
+        return [(start.id, start.problem_id) for one in rounds for start in fresh.propose(3, one)]
+
+    fresh.propose(2, at)
+    fresh.observe([], at)
+    expected = proposed()
+    fresh.save(tmp_path)
+    fresh.restore(tmp_path)
+    assert proposed() == expected
