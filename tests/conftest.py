@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -28,6 +29,7 @@ settings.register_profile(  # a slow machine is no failure, and what passed once
 settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
+SHARED = {f"tests/actors/test_{name}.py" for name in ("engine", "episodes", "options", "served")}
 FEW_ROWS = ROOT / "tests" / "data"
 
 
@@ -47,6 +49,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip("bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)")
                 )
+
+
+class Scheduler(LoadFileScheduling):  # type: ignore[misc]
+    """A file in one process, and those that share the session's engines in the same: else every process starts them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "engines" if file in SHARED else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The engine against Hugging Face, before and after weight updates, tied and untied embeddings."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -316,8 +317,9 @@ def test_a_cached_prefix_is_forgotten_with_its_weights(
         assert largest_gap(model, generate(engine, starts)) < TOLERANCE
 
 
-def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 1}')
+def test_an_unreadable_model_is_named(ray_cluster: None, tiny_model: Get, tmp_path: Path) -> None:
+    """Of a small model, without weights."""
+    shutil.copy(tiny_model(True) / "config.json", tmp_path)
     with pytest.raises(ModelError, match=r"model\.path = "):
         launch(tmp_path, actors=1)
 

@@ -1,29 +1,31 @@
-"""What a run must survive besides single deaths: poison starts, a node that is lost, damaged weights, a slow engine."""
+"""What a run must survive besides single deaths: poison starts, damaged and lost weights, lost answers, a slow engine.
+
+A node that is lost with its engine: tests/deploy/test_machines.py.
+"""
 
 import logging
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 import ray
 
+from actors.actor import Process
+from actors.handle import ActorHandle
 from actors.pool import RolloutPool
 from actors.stream import RolloutStream
-from core.records import Rollout, Start
+from core.errors import LearnerError
+from core.records import Rollout
+from core.weights import Weights
 from tests.actors import models
 from tests.actors.conftest import QUARANTINED
 from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
-from tests.processes import LONG, ends
-from trainer.cluster import STARTS
+from tests.processes import LONG
 
 
 def test_a_start_that_makes_engines_raise_is_quarantined_on_its_second_try_and_the_run_goes_on(
@@ -51,78 +53,6 @@ def test_a_start_that_makes_engines_raise_is_quarantined_on_its_second_try_and_t
     assert QUARANTINED[1] == ("again", QUARANTINED[0][1])
     assert pool.quarantined - quarantined == 2
     assert pool.restarts - restarts == 2
-
-
-def nodes_alive() -> int:
-    return sum(node["Alive"] for node in ray.nodes())
-
-
-@pytest.fixture
-def second_node(ray_cluster: None) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts another node of the tests' cluster on this machine, with more CPUs than the first."""
-    started: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="node") as folder:
-
-        def start() -> subprocess.Popen[bytes]:
-            address = ray.get_runtime_context().gcs_address
-            command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=8"]
-            for _ in range(STARTS):  # Ray gives a node 30 s to come up
-                process = subprocess.Popen(
-                    [*command, "--block", f"--temp-dir={folder}"],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-                started.append(process)
-                while nodes_alive() == 1 and process.poll() is None:
-                    time.sleep(0.1)
-                if process.poll() is None:
-                    return process
-            raise AssertionError("no second node")
-
-        yield start
-        for process in started:
-            lose_node(process)
-
-
-def lose_node(process: subprocess.Popen[bytes]) -> None:
-    """What a power cut does: all processes of the node end at once."""
-    if process.poll() is not None:
-        return
-    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait(LONG)
-
-
-def test_an_engine_continues_on_a_new_node_and_nothing_is_lost_with_the_node(
-    pool: RolloutPool, tmp_path: Path, second_node: Callable[[], subprocess.Popen[bytes]]
-) -> None:
-    pool.load_weights(ray.put(models.weights(models.load(models.build(tmp_path, True, seed=2)), 2)))
-    starts: list[Start] = many(192)
-    expected = pool.generate(starts, SAMPLING)
-    (engine,), restarts = pool._actors, pool.restarts
-    spec = engine._spec
-    engine._spec = replace(spec, cpus=5.0)  # more than the first node has
-    pool.submit(starts, SAMPLING)
-    pool.pump()
-    os.kill(pool.pids()[0], signal.SIGKILL)
-    pump_until(pool, lambda: pool.restarts > restarts)
-    assert engine.process is None  # it waits for a node
-    node = second_node()
-    found = collect(pool, len(starts))
-    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
-    assert engine.process is not None
-    assert engine.log_end() == f"; its log: {engine.process.log} on node {engine.process.node[:12]}"
-
-    engine._spec, victim = spec, engine.process.pid
-    pool.submit(starts, SAMPLING)
-    pool.pump()
-    lose_node(node)
-    found = collect(pool, len(starts))
-    assert ends(victim)
-    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
-    assert pool.restarts == restarts + 2
 
 
 def receive_badly(_: object) -> None:
@@ -170,6 +100,9 @@ def test_a_slow_engine_is_named_and_left_alone(
     finally:
         os.kill(process, signal.SIGCONT)
     assert caplog.text.count("is slow") == 1  # once per request
+    elsewhere = ActorHandle(0, pool._spec)
+    elsewhere.process = Process(process, node="f" * 56, log="/a/log")
+    assert elsewhere.log_end() == "; its log: /a/log on node ffffffffffff"
     found = collect(pool, len(starts))
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
     assert (pool.pids(), pool.restarts) == ([process], restarts)
@@ -193,3 +126,104 @@ def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: 
     assert len(versions) == 192 * 4
     assert any(len(set(one.tolist())) > 1 for one in versions)  # some went on with newer weights
     assert all((one[:-1] <= one[1:]).all() for one in versions)
+
+
+class Elsewhere:
+    """What a learner rank is to the engines: a process that publishes weights."""
+
+    def publish(self, weights: Weights) -> Weights:
+        return replace(weights, buckets=tuple(ray.put(bucket) for bucket in weights.buckets))
+
+
+def end(rank: Any, published: Weights) -> None:
+    """Kill it, and wait until nobody can read what it has published."""
+    ray.kill(rank)
+    deadline = time.monotonic() + LONG
+    while readable(published):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def readable(published: Weights) -> bool:
+    try:
+        ray.get(list(published.buckets), timeout=LONG)
+    except ray.exceptions.ObjectLostError:
+        return False
+    return True
+
+
+def elsewhere() -> Any:
+    return ray.remote(Elsewhere).options(num_cpus=0).remote()
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_model: Get) -> Weights:
+    return models.weights(models.load(tiny_model(True)), 1)
+
+
+def version(weights: Weights, number: int) -> Weights:
+    return replace(weights, manifest=replace(weights.manifest, version=number))
+
+
+def versions(pool: RolloutPool) -> set[int]:
+    return {number for one in pool.generate(many(4), SAMPLING) for number in one.versions.tolist()}
+
+
+def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engines(
+    pool: RolloutPool, weights: Weights, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    (engine,) = pool._actors
+    rank = elsewhere()
+    published = [ray.get(rank.publish.remote(version(weights, number)), timeout=LONG) for number in (3, 4)]
+    pool.load_weights(published[0])
+    end(rank, published[1])
+    restarts, process = pool.restarts, engine.process
+    with pytest.raises(LearnerError, match="weights of the rollout actors"):
+        pool.load_weights(published[1])
+    assert "OwnerDiedError" in caplog.text
+    assert (pool.restarts, engine.process, engine.serving) == (restarts, process, True)
+    with pytest.raises(LearnerError, match="weights of the rollout actors"):
+        pool.generate(many(4), SAMPLING)
+    pool.load_weights(ray.put(version(weights, 5)))
+    assert versions(pool) == {5}
+
+
+def test_a_lost_answer_is_the_engines_loss_even_while_new_weights_wait_behind_it(
+    pool: RolloutPool, weights: Weights
+) -> None:
+    """Its node is gone, and its answer with it: Ray's error is the same as for lost weights."""
+    (engine,) = pool._actors
+    pool.load_weights(ray.put(version(weights, 6)))
+    starts, restarts = many(8), pool.restarts
+    expected = pool.generate(starts, SAMPLING)
+    pool.submit(starts, SAMPLING)
+    pool._assign(engine, serving=1)
+    engine.ask(lambda actor: actor.process.remote(), LONG, lambda _: None, "load")
+    pool._replace(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""), engine.requests[0])
+    assert (pool.restarts, engine.serving) == (restarts + 1, False)
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert {number for one in found.values() for each in one for number in each.versions.tolist()} == {6}
+
+
+def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: RolloutPool, weights: Weights) -> None:
+    """In asynchronous mode, where the thread must outlive it."""
+    rank = elsewhere()
+    published = ray.get(rank.publish.remote(version(weights, 7)), timeout=LONG)
+    pool.load_weights(published)
+    (engine,) = pool._actors
+    restarts, killed = pool.restarts, engine.process
+    assert killed is not None
+    with closing(RolloutStream(pool)) as stream:
+        end(rank, published)
+        os.kill(killed.pid, signal.SIGKILL)
+        stream.submit(many(8), SAMPLING)
+        with pytest.raises(LearnerError, match="weights of the rollout actors"):
+            stream.finished()
+        assert (pool.restarts, engine.serving) == (restarts + 1, True)
+        assert engine.process != killed
+        stream.abandon()
+        stream.load_weights(ray.put(version(weights, 8)))
+        found = stream.generate(many(8), SAMPLING)
+    assert {number for one in found for number in one.versions.tolist()} == {8}

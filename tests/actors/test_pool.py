@@ -41,7 +41,7 @@ def keys(trajectories: Sequence[Rollout]) -> list[tuple[str, int]]:
 
 
 def many(count: int = 96, samples: int = 4) -> list[Start]:
-    """Starts whose draws are no near ties: with the weights of seeds 0, 4 and 10 no two tokens of the first 96 are
+    """Starts whose draws are no near ties: with the weights of seeds 0 and 10 no two tokens of the first 96 are
     closer than 8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. The other samples of a batch
     change the rounding (seed 5 has two tokens 4e-6 apart, and they do change places).
     """
@@ -103,44 +103,27 @@ def collect(pool: RolloutPool, count: int) -> dict[str, list[Rollout]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("seed", "number", "victims", "said"),
-    [
-        (4, signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
-        (10, signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 15 s"),
-    ],
-    ids=["one killed", "one hangs"],  # both killed: below
-)
-def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights(
-    pool: RolloutPool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    number: int,
-    victims: slice,
-    said: str,
+def test_a_hanging_engine_loses_and_doubles_nothing_and_returns_with_current_weights(
+    pool: RolloutPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = pool.restarts + 4
-    model = models.load(models.build(tmp_path, True, seed=seed))
+    model = models.load(models.build(tmp_path, True, seed=10))
     pool.load_weights(ray.put(models.weights(model, version)))
-    starts, before, restarts = many(), pool.pids(), pool.restarts
+    starts, victim, restarts = many(), pool.pids()[0], pool.restarts
     expected = pool.generate(starts, SAMPLING)
     with monkeypatch.context() as hasty:
-        if number == signal.SIGSTOP:
-            hasty.setattr(pool, "_config", pool._config.model_copy(update={"deadline": 15.0}))
-        found = disturbed(pool, starts, number, before[victims])
-    assert pool.restarts - restarts >= len(before[victims])
-    assert said in caplog.text
+        hasty.setattr(pool, "_config", pool._config.model_copy(update={"deadline": 5.0}))
+        found = disturbed(pool, starts, signal.SIGSTOP, [victim])
+    assert pool.restarts > restarts
+    assert "rollout-0: TimeoutError: it hangs: no answer within 5 s" in caplog.text
     assert keys(found) == keys(expected)
     assert tokens(found) == tokens(expected)
     assert {int(one) for trajectory in found for one in trajectory.versions} == {version}
     pump_until(pool, lambda: pool.queues().actors == 2)
-    for scores in pool.sequence_logprobs([found[0].sequence_ids]):  # the successors have the new weights
+    for scores in pool.sequence_logprobs([found[0].sequence_ids]):  # the successor has the new weights
         np.testing.assert_allclose(scores[0], models.logprobs(model, found[0].sequence_ids), atol=1e-4)
-    for victim in before[victims]:
-        assert victim not in pool.pids()
-        assert ends(victim)
+    assert victim not in pool.pids()
+    assert ends(victim)
 
 
 def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
@@ -151,7 +134,7 @@ def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
 
 
 def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
-    pool: RolloutPool, tiny_model: Get, monkeypatch: pytest.MonkeyPatch
+    pool: RolloutPool, tiny_model: Get, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool._budget, restarts = RestartBudget(1, 3600.0), pool.restarts
     monkeypatch.setattr(
@@ -162,6 +145,7 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
     found = disturbed(pool, starts, signal.SIGKILL, pool.pids())
     assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
     assert (pool.restarts - restarts, pool._budget.spent) == (2, 1)
+    assert all(f"rollout-{index}: its process died" in caplog.text for index in (0, 1))
     pump_until(pool, lambda: pool.queues().actors == 2)
     with pytest.raises(ActorError, match=r"^rollout-\d: .*max_restarts = 1") as raised:
         disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
