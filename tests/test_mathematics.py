@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_launch import here
 from tests.whole_runs import metrics, run
 
 SHORT = ("--rollout.max_response_tokens", "16")  # what is generated; the solutions that are learned are longer
@@ -25,13 +26,11 @@ EXAM = {"label": "exam", "path": "tests/data/gsm8k/test.jsonl", "problems": 2}
 SETS = ("--task.eval_sets", json.dumps([EXAM, {"name": "sums", "problems": 3, "samples": 2}]))
 
 
-def test_warm_start_training_and_evaluation_follow_one_another(
-    ray_address: str, tmp_path: Path, starter: Callable[..., str]
-) -> None:
-    shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path), "--cluster.address", ray_address]
+def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path, starter: Callable[..., str]) -> None:
+    shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path)]
     shared += ["--model.path", starter("gsm8k")]
-    told = run("sft", *shared, "--run.name", "warm")
-    assert "10 rows to learn, 4 held out" in told
+    told = here("sft", *shared, "--run.name", "warm")
+    assert "10 rows to learn, 4 held out" in told.stdout, told.stderr
     warm = tmp_path / "warm"
     steps = metrics(warm)
     losses = [step["loss"] for step in steps if "loss" in step]
@@ -57,10 +56,10 @@ def test_warm_start_training_and_evaluation_follow_one_another(
 
     file = tmp_path / "answers.jsonl"
     more = ("--task.eval_sets", json.dumps([EXAM]))
-    told = run(
+    said = run(
         "evaluate", str(tmp_path / "taught"), "--local", "--evaluation.samples", "2", "--responses", str(file), *more
     )
-    assert re.search(r"^ *exam +2 .*avg@2 .*pass@2", told, re.MULTILINE)
+    assert re.search(r"^ *exam +2 .*avg@2 .*pass@2", said, re.MULTILINE)
     numbers = json.loads(file.with_suffix(".json").read_text())
     assert (numbers["problems"], numbers["left_out"], numbers["judge_failures"]) == (7, 0, 0)
     assert [(source["source"], source["problems"]) for source in numbers["sources"]] == [("math", 3), ("words", 4)]
