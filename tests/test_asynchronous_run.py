@@ -21,7 +21,7 @@ from tests.whole_runs import (
 )
 
 STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
-ITERATIONS, EVERY, STALENESS = 14, 2, 2
+ITERATIONS, EVERY, STALENESS = 10, 2, 2
 
 
 def options(root: Path, address: str, model: str) -> list[str]:
@@ -65,8 +65,11 @@ def stop_by_a_lost_engine(folder: Path, after: int) -> int:
     engine.kill()
     said, errors = process.communicate(timeout=900)
     assert process.returncode == 2, said + errors
+    assert "error: rollout-0: its process died" in errors
     assert "rollout.max_restarts = 0" in errors
-    return int((folder / "checkpoints" / "latest").read_text())
+    stopped = int((folder / "checkpoints" / "latest").read_text())
+    assert f"checkpoint {folder / 'checkpoints' / f'{stopped:06d}'}" in said.replace("\n", "")
+    return stopped
 
 
 def engines() -> set[psutil.Process]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_launch import here
 from tests.whole_runs import metrics, run
 
 WORDS = ("thanks", "please", "gladly", "surely")
@@ -42,7 +43,7 @@ def test_reward_model_training_and_win_rate_follow_one_another(
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE")  # a user has not set it: the driver must, before the judge imports Ray
     root, shared = options
-    told = run("reward-model", *shared, "--run.name", "rewards")
+    told = here("reward-model", *shared, "--run.name", "rewards").stdout
     assert re.search(r"[0-9]+ rows to learn, 7 held out", told)
     found = re.search(r"held out: accuracy ([0-9.]+) % \(95 % interval .*\) on 7 pairs", told.splitlines()[-3])
     assert found is not None, told
@@ -60,9 +61,8 @@ def test_reward_model_training_and_win_rate_follow_one_another(
 
     file = root / "both.parquet"
     earlier = str(root / "talk" / "checkpoints" / "000001")
-    text = run(
-        "evaluate", str(root / "talk"), "--against", earlier, "--evaluation.samples", "2", "--responses", str(file)
-    )
+    more = ("--against", earlier, "--evaluation.samples", "2", "--responses", str(file), "--local")
+    text = run("evaluate", str(root / "talk"), *more)
     assert "win rate of the first" in text
     numbers = json.loads(file.with_suffix(".json").read_text())
     rate = numbers["comparison"]["win_rate"]

@@ -53,7 +53,7 @@ def evaluated(run_folder: Path) -> list[tuple[int, int]]:
 
 def test_the_recipe_of_the_readme_trains_in_float32(shared: tuple[Path, list[str]]) -> None:
     root, options = shared
-    said = run("train", *options, "--run.name", "fp32", "--model.dtype", "float32")
+    said = run("train", *options, "--run.name", "fp32", "--model.dtype", "float32", "--local")
     assert "0 prompts over rollout.max_prompt_tokens left out" in said
     assert "learner.micro_batch_tokens: " in said
     (line,) = metrics(root / "fp32")
