@@ -19,6 +19,7 @@ from tasks.synthetic.reasoning_gym import (
     HELD_OUT_SEED,
     TRAINING_SEEDS,
     read_reasoning,
+    reasoning_rows,
     row_of,
     verify_reasoning,
 )
@@ -99,14 +100,6 @@ def test_an_answer_that_a_data_set_cannot_read_is_wrong() -> None:
     assert verdict.detail.startswith("score 0: 'x y' (ValueError: invalid literal")
 
 
-def test_the_whole_response_is_the_answer_where_there_are_no_tags() -> None:
-    (item, *_) = task_items(config_of("chain_sum"), seed=0).train
-    answer = entry_of(item)[1]["answer"]
-    assert verify_reasoning(item.reference, f" {answer}\n").correct
-    said = verify_reasoning(item.reference, "<answer>none</answer>")
-    assert (said.correct, said.detail) == (False, f"score {said.reward:g}: 'none'")
-
-
 def test_held_out_problems_have_seeds_of_their_own_and_are_the_same_in_every_run() -> None:
     first, second = (task_items(config_of("leg_counting"), seed) for seed in (0, 1))
     assert [item.prompt for item in first.evaluation] == [item.prompt for item in second.evaluation]
@@ -123,14 +116,16 @@ from tests.tasks.synthetic.test_reasoning_gym import config_of
 from tasks.synthetic.reasoning_gym import reasoning_rows
 print([row["prompt"] for row in reasoning_rows(config_of("ransom_note"), 0, False)])
 """
-    commands = [[sys.executable, "-c", script]] * 2
-    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
-    first, second = (
-        subprocess.run(command, env=one, capture_output=True, text=True, check=True).stdout
-        for command, one in zip(commands, environments, strict=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert first == second
-    assert first.count("ransom note") >= 3
+    here = [row["prompt"] for row in reasoning_rows(config_of("ransom_note"), 0, False)]
+    assert done.stdout == f"{here}\n"
+    assert done.stdout.count("ransom note") >= 3
 
 
 def test_a_training_problem_that_is_also_held_out_is_left_out() -> None:
@@ -150,7 +145,10 @@ def test_parameters_and_canonical_solutions() -> None:
     ).train
     assert sum(item.prompt.count(f" {sign} ") for sign in "+-") == 6
     assert item.solution == json.loads(item.reference)["answer"]
-    assert verify_reasoning(item.reference, item.solution or "").correct
+    # without tags the whole response is the answer
+    assert verify_reasoning(item.reference, f" {item.solution}\n").correct
+    said = verify_reasoning(item.reference, "<answer>none</answer>")
+    assert (said.correct, said.detail) == (False, f"score {said.reward:g}: 'none'")
 
 
 @pytest.mark.parametrize(
