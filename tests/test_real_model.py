@@ -67,7 +67,7 @@ def test_bfloat16_with_replay_and_an_evaluation(shared: tuple[Path, list[str]]) 
     root, options = shared
     folder = root / "bf16"
     draw = ("--replay.ratio", "0.5", "--replay.start_states", "1", "--replay.ranking", "value")
-    replay = (*draw, "--replay.schedule", "constant")
+    replay = (*draw, "--replay.schedule", "constant", "--replay.bounded", "false")
     run("train", *options, *replay, "--run.name", "bf16", "--model.dtype", "bfloat16", "--run.iterations", "2")
     lines = metrics(folder)
     assert [line["replay_share"] for line in lines] == [0.0, 0.5]
