@@ -18,15 +18,19 @@ ERRORS = 2.0  # standard errors below 0
 MASTERED = 0.5  # recent success of replayed states
 
 
-def rested(drawn: Sequence[ReplayedState], count: int, lives: Mapping[str, Life], iteration: int) -> list[int]:
+def rested(
+    drawn: Sequence[ReplayedState], count: int, lives: Mapping[str, Life], begun: Mapping[str, int], iteration: int
+) -> list[int]:
     """The places in `drawn` of at most `count` states, one of each problem that has rested. First come problems whose
-    root failed, of equals those that were replayed longest ago, of equals the order of `drawn`."""
+    root failed, of equals those that were replayed longest ago, of equals the order of `drawn`. `begun`: the latest
+    iteration that drew each problem, whose outcomes may not be known yet."""
     first: dict[str, int] = {}
     for place, state in enumerate(drawn):
         first.setdefault(state.problem_id, place)
     known = {name: lives.get(name, Life()) for name in first}
-    ready = [name for name, life in known.items() if not life.replayed or life.replayed <= iteration - PAUSE]
-    ready.sort(key=lambda name: (known[name].solved, known[name].replayed))
+    last = {name: max(life.replayed, begun.get(name, 0)) for name, life in known.items()}
+    ready = [name for name in known if not last[name] or last[name] <= iteration - PAUSE]
+    ready.sort(key=lambda name: (known[name].solved, last[name]))
     return [first[name] for name in ready[:count]]
 
 

@@ -135,3 +135,8 @@ def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
 def continued(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The generated continuations of states of the replay store; not those of another source's prefixes."""
     return [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if rollout.start.state_key is not None]
+
+
+def is_foreign(rollout: Rollout) -> bool:
+    """Whether it continues a prefix of a user's own source."""
+    return rollout.start.replayed and rollout.start.state_key is None

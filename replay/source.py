@@ -21,7 +21,7 @@ from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
 from replay.bounds import rested, root_suffers
-from replay.coverage import Coverage, continued
+from replay.coverage import Coverage, continued, is_foreign
 from replay.cutting import IsWrong, cut
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Replay(StartSource):
         the last call."""
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._stale, self._lost = cutting, stale, lost
+        self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it; an iteration repeats without it
 
     def wanted(self, most: int, at: Progress) -> int:
         """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
@@ -80,8 +81,10 @@ class Replay(StartSource):
         if not wanted or len(store) < config.start_states:
             return []
         seed = derive(at.seed, "replay", at.iteration, *([at.round] if at.round else []))
-        choose = partial(rested, lives=self._coverage.lives, iteration=at.iteration) if config.bounded else None
-        return [self._start(state, at, index) for index, state in enumerate(store.sample(wanted, seed, choose))]
+        choose = partial(rested, lives=self._coverage.lives, begun=self._begun, iteration=at.iteration)
+        drawn = store.sample(wanted, seed, choose if config.bounded else None)
+        self._begun |= {state.problem_id: at.iteration for state in drawn}
+        return [self._start(state, at, index) for index, state in enumerate(drawn)]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
@@ -92,13 +95,14 @@ class Replay(StartSource):
         return [*self._solutions(rollouts, at), *valued]
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
-        """Store new values, outcomes of replayed states, and the states of the rollouts."""
+        """Store new values, outcomes of replayed states, and the states of the rollouts; none behind a prefix of
+        another source, whose text is not the policy's own."""
         store, cutting = self._store, self._cutting
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
-        generated = used(rollouts, Use.TRAIN, Use.COUNT)
+        own = [one for one in used(rollouts, Use.TRAIN, Use.COUNT) if not is_foreign(one)]
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
-        finite = [one for one in (*generated, *solutions) if math.isfinite(one.verdict.reward)]
+        finite = [one for one in (*own, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
         lost = [start for start in self._lost() if start.state_key is not None]
         store.remove(lost)  # last: the iteration may have stored one of them again
@@ -109,6 +113,7 @@ class Replay(StartSource):
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
+        self._begun = {}
         if folder is None:
             self._store.clear()
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.errors import ActorError, WeightError
+from core.errors import ActorError, DataError, WeightError
 from core.parts.engines import Engines
 from core.parts.sources import Progress, StartSource
 from core.records import Problem, Rollout, Start, Use, used
@@ -50,8 +50,10 @@ class Sources(StartSource):
             wanted += source.propose(most - len(wanted), at)
         reserved = self._reserved(most, at) if self._reserved else 0
         fresh = self._fresh.propose(most - max(len(wanted), reserved), at)
-        self._check([*fresh, *wanted])
-        return [*fresh, *wanted]
+        starts = [*fresh, *wanted]
+        _check_ids(starts)
+        self._check(starts)
+        return starts
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """See `StartSource`."""
@@ -69,9 +71,9 @@ class Sources(StartSource):
             source.save(folder / name)
 
     def restore(self, folder: Path | None) -> None:
-        """See `StartSource`."""
+        """See `StartSource`. A source that was off when the checkpoint was written is as new."""
         for name, source in self._all.items():
-            source.restore(None if folder is None else folder / name)
+            source.restore(None if folder is None or not (folder / name).is_dir() else folder / name)
 
     def metrics(self) -> dict[str, float]:
         """See `StartSource`."""
@@ -81,6 +83,18 @@ class Sources(StartSource):
         """See `StartSource`."""
         for source in self._all.values():
             source.close()
+
+
+def _check_ids(starts: Sequence[Start]) -> None:
+    """A result is counted by the id of its start. Raises DataError for two of one id."""
+    seen: set[str] = set()
+    for start in starts:
+        if start.id in seen:
+            raise DataError(
+                f"rollout.sources: two starts of an iteration have the id {start.id}, the first letter of their kind "
+                "and their number; give root_start or state_start a kind with another first letter"
+            )
+        seen.add(start.id)
 
 
 @dataclass(frozen=True, slots=True)

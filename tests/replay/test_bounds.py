@@ -34,10 +34,21 @@ def test_failed_roots_come_first_then_what_was_replayed_longest_ago() -> None:
     first = [*visit("a", True, False), *visit("b", False)]
     second, third = visit("b", False, replayed=True), visit("c", True, replayed=True)
     lives = observed(first).lives
-    assert rested(DRAWN, 9, lives, 2) == [1, 3, 0]  # one state of each; of c nothing is known; the root of a succeeds
-    assert rested(DRAWN, 2, lives, 2) == [1, 3]
-    assert rested(DRAWN, 9, observed(first, second).lives, 1 + PAUSE) == [3, 0]  # b rests
-    assert rested(DRAWN, 9, observed(first, second, third).lives, 3 + PAUSE) == [1, 3, 0]  # b has rested longer
+    assert rested(DRAWN, 9, lives, {}, 2) == [
+        1,
+        3,
+        0,
+    ]  # one state of each; of c nothing is known; the root of a succeeds
+    assert rested(DRAWN, 2, lives, {}, 2) == [1, 3]
+    assert rested(DRAWN, 9, observed(first, second).lives, {}, 1 + PAUSE) == [3, 0]  # b rests
+    assert rested(DRAWN, 9, observed(first, second, third).lives, {}, 3 + PAUSE) == [1, 3, 0]  # b has rested longer
+
+
+def test_a_problem_rests_from_its_draw_on_though_its_outcomes_are_not_known() -> None:
+    """They are not in rounds of dynamic sampling, and in asynchronous mode."""
+    lives = observed([*visit("a", False), *visit("b", False)]).lives
+    assert rested(DRAWN, 9, lives, {"a": 2}, 2) == [1, 3]
+    assert rested(DRAWN, 9, lives, {"a": 2, "b": 1, "c": 1}, 2 + PAUSE) == [1, 3, 0]  # a was drawn last
 
 
 def test_a_success_from_a_state_is_no_success_of_the_root() -> None:

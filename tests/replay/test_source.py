@@ -140,3 +140,17 @@ def test_a_replayed_problem_rests(store: ReplayStore) -> None:
     assert both.propose(8, replace(AT, iteration=6)) == []
     again = both.propose(8, replace(AT, iteration=7))
     assert {start.problem_id for start in again} == {"p", "q"}
+
+
+def test_rounds_of_an_iteration_draw_other_problems(store: ReplayStore) -> None:
+    replay = source(store, bounded=True)
+    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
+    (first,), (second,) = replay.propose(2, AT), replay.propose(2, replace(AT, round=1))
+    assert {first.problem_id, second.problem_id} == {"p", "q"}
+    assert replay.propose(2, replace(AT, round=2)) == []
+
+
+def test_what_follows_a_prefix_of_another_source_is_no_state(store: ReplayStore) -> None:
+    hinted = scored(state_start(SOLVED, ids(3, 4), None, AT, 0, "hinted"), ids(7, 8, 9), True)
+    source(store).observe([hinted], AT)
+    assert len(store) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.config import ReplayConfig
-from core.errors import ActorError, LearnerError, WeightError
+from core.errors import ActorError, DataError, LearnerError, WeightError
 from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource
 from core.records import Rollout, Start, Use, used
@@ -114,6 +114,18 @@ def test_a_users_own_source_takes_its_places_and_sees_everything() -> None:
     iteration(run, 3)
     assert engines.asked == [["3.f0", "3.f1", "3.f2", "3.o0"]]
     assert set(own.seen) == {"3.f0", "3.f1", "3.f2", "3.o0"}
+
+
+def test_two_starts_of_one_id_are_refused() -> None:
+    both = Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {"own": Own(), "other": Own()})
+    with pytest.raises(DataError, match=r"rollout\.sources.*1\.o0"):
+        iteration(fake_run(FakeEngines(answer), FakeLearner(), both), 1)
+
+
+def test_a_source_that_a_checkpoint_does_not_know_is_as_new(tmp_path: Path) -> None:
+    fresh = Fresh(UniformSampler([*PROBLEMS.values()], 0))
+    Sources(fresh, {}).save(tmp_path)
+    Sources(fresh, {"imitation": Imitation(2, PROBLEMS)}).restore(tmp_path)
 
 
 def test_places_that_are_reserved_and_not_taken_stay_empty() -> None:
