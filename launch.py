@@ -4,6 +4,7 @@ import difflib
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from commands.boundary import printable_output, status_of
@@ -37,7 +38,16 @@ def main(arguments: Sequence[str]) -> int:
         return status_of(error)
 
 
+def _check_folder() -> None:
+    """Raises ConfigError where the working directory was deleted: every relative path would be a riddle."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the folder that this was started in is gone; go to another one") from None
+
+
 def _run(arguments: Sequence[str]) -> int:
+    _check_folder()
     if not arguments or arguments[0] in ("-h", "--help"):
         from commands.options import overview
 

@@ -273,3 +273,14 @@ def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
     )
     assert "12 starts x 4 samples = 48" in result.stdout
     assert "48 / 6 = 8 trajectories" in result.stdout
+
+
+def test_a_working_directory_that_was_deleted_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["check"]) == 2
+    assert "the folder that this was started in is gone" in capsys.readouterr().err
