@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 STANDARD = {"copy", "itertools", "math", "random", "typing"}
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
 LOGS: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}  # of unlikely tokens they are large
-REPLAY = ReplayConfig(ranking="tests.test_minimal:Plain", decay=1.0, per_problem=1000)
+REPLAY = ReplayConfig(ratio=0, ranking="tests.test_minimal:Plain", decay=1.0, per_problem=1000)
 
 
 class Plain(Learnability):

@@ -81,8 +81,8 @@ def test_a_grammar_is_for_starts_from_the_root() -> None:
     config = override(Config(), ["--rollout.sampling_options", '{"structured_outputs": {"regex": "[0-9]+"}}'])
     check_options(config.rollout, "cpu")
     with pytest.raises(ConfigError, match=r"structured_outputs: .*replay\.ratio"):
-        check_training_options(override(config, ["--replay.ratio", "0.5"]))
-    check_training_options(config)  # replay is off by default
+        check_training_options(config)  # replay is on by default
+    check_training_options(override(config, ["--replay.ratio", "0"]))
     check_training_options(Config())
     (line,) = describe_options(config.rollout)
     assert "the learner does not see the grammar" in line
