@@ -33,6 +33,7 @@ ARMS: Mapping[str, Fields] = {
     "canonical": {**REPLAYED, "replay.canonical": True},
     "canonical_imitate": {**REPLAYED, "replay.canonical": True, "replay.imitated": 16},
     "checked": {**REPLAYED, "replay.exclude_wrong": True},
+    "checked_imitate": {**REPLAYED, "replay.exclude_wrong": True, "replay.imitated": 16},
     "paper": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value"},
     "share_eighth": {**REPLAYED, "replay.ratio": 0.125},
     "share_half": {**REPLAYED, "replay.ratio": 0.5},
@@ -47,6 +48,7 @@ PAIRS = (
     ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
     ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"), ("checked", "ppo"),
     ("checked", "replayed"), ("canonical", "replayed"), ("replayed", "paper"),
+    ("checked_imitate", "imitate"), ("checked_imitate", "ppo"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -84,6 +86,9 @@ CHAIN_FIELDS: Fields = {
     "task.max_operations": 3,
     "rollout.max_response_tokens": 64,
 }
+TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.min_operations": 2, "task.examples": "[]", "task.problems": 128}
+"""Of the supervised training before `after`."""
+AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.min_operations": 3, "learner.policy_lr": 5e-6}
 CODE_FIELDS: Fields = {
     **UNBOUNDED,
     **MBPP_FIELDS,
@@ -136,14 +141,13 @@ class Part:
 
 FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
+AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
     "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
     "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer={"dapo": 3, "paper": 3}),
-    "after": Part(
-        "demo", ("ppo", "replayed", "imitate", "replayed_imitate"), 6, HARD_FIELDS, 20_000, after=TUNING_SEED
-    ),
+    "after": Part("demo", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "dose": Part("demo", DOSES, 3, HARD_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),

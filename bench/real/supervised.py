@@ -1,13 +1,13 @@
 """The comparison that replay of canonical solutions needs: supervised training on the same solutions.
 
 `python -m bench.real.supervised` trains on the training problems of `hard` in plain torch, with the rate of the recipe
-and about as many optimizer steps as a run has. It writes the success on the held-out problems to the table and the
-model to the folder of the runs, where the part `after` begins with that of seed index 0.
+and about as many optimizer steps as a run has. It writes the success on the held-out problems to the table. With
+`--part after` it teaches the model with which the runs of that part begin, and leaves it in the folder of the runs.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.models import ROOT
-from bench.real.plan import configuration, supervised_model
+from bench.real.plan import TAUGHT_FIELDS, TUNING_SEED, configuration, supervised_model
 from bench.report import RESULTS
-from bench.runs import Run, append_line
+from bench.runs import Fields, Run, append_line
 from core.records import Problem
 from tasks.pass_at_k import pass_at_k
 from tasks.synthetic.sums import verify_sums
@@ -25,7 +25,8 @@ from tasks.task import Task
 from trainer.build import open_model_and_task
 from trainer.local import single_process
 
-STEPS = 26  # of the optimizer; a run of `canonical` has 24 to 28
+STEPS = {"hard": 26, "after": 40}  # of the optimizer; a run of `canonical` in `hard` has 24 to 28
+PROBLEMS: Mapping[str, Fields] = {"hard": {}, "after": TAUGHT_FIELDS}  # that are trained on
 RATE = 2e-5  # of all runs of the part
 ROWS = 8  # solutions of a step
 SAMPLES = 4
@@ -64,12 +65,12 @@ def evaluate(model: Any, task: Task, budget: int) -> dict[str, float]:
     return {f"pass@{k}": sum(pass_at_k(SAMPLES, one, k) for one in passed) / len(passed) for k in (1, SAMPLES)}
 
 
-def train(model: Any, task: Task) -> None:
-    """`STEPS` times `ROWS` solutions, in epochs of random order."""
+def train(model: Any, task: Task, steps: int) -> None:
+    """`steps` times `ROWS` solutions, in epochs of random order."""
     ids, labels = rows(task.train, task.tokenizer.pad_token_id or 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     order = torch.zeros(0, dtype=torch.long)
-    for _ in range(STEPS):
+    for _ in range(steps):
         order = order if len(order) >= ROWS else torch.randperm(len(ids))
         chosen, order = order[:ROWS], order[ROWS:]
         loss = model(ids[chosen], labels=labels[chosen]).loss
@@ -82,20 +83,28 @@ def train(model: Any, task: Task) -> None:
 def main() -> None:
     """The runs of the seed indices that are given."""
     parser = argparse.ArgumentParser(prog="python -m bench.real.supervised", description=__doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
+    parser.add_argument("--part", choices=STEPS, default="hard")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[TUNING_SEED])
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "real", help="folder of the runs")
     given = parser.parse_args()
     for seed in given.seeds:
-        config = single_process(configuration(Run("hard", "ppo", seed), given.work, {}))
+        config = single_process(configuration(Run("hard", "ppo", seed), given.work, PROBLEMS[given.part]))
         with open_model_and_task(config) as ready:
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_pretrained(ready.model, dtype=torch.float32)
             begun = time.monotonic()
-            train(model, ready.task)
-            model.save_pretrained(supervised_model(given.work, seed))
-            ready.task.tokenizer.save_pretrained(str(supervised_model(given.work, seed)))
+            train(model, ready.task, STEPS[given.part])
+            if given.part == "after":
+                model.save_pretrained(supervised_model(given.work, seed))
+                ready.task.tokenizer.save_pretrained(str(supervised_model(given.work, seed)))
             found = evaluate(model, ready.task, config.rollout.max_response_tokens)  # type: ignore[arg-type]
-            row = {"seed": seed, "steps": STEPS, **found, "seconds": time.monotonic() - begun}
+            row = {
+                "part": given.part,
+                "seed": seed,
+                "steps": STEPS[given.part],
+                **found,
+                "seconds": time.monotonic() - begun,
+            }
             print(row, flush=True)
             append_line(Path(RESULTS / "real" / "supervised.jsonl"), row)
 
