@@ -190,7 +190,7 @@ class Rollout:
     def given(
         cls, start: Start, tokens: IntArray, use: Use, mask: Flags | None = None, weight: float = 1.0
     ) -> "Rollout":
-        """A right continuation that no engine generated in this iteration, to be imitated, scored or valued."""
+        """A text that no engine generated in this iteration, to be imitated, scored or valued; it counts as right."""
         zeros = np.zeros(tokens.size, np.float32), np.zeros(tokens.size, np.int32)
         right = Verdict(1.0, True, "given")
         return cls(start, 0, tokens, *zeros, Finish.STOP, mask, use=use, weight=weight, verdict=right)

@@ -30,7 +30,7 @@ def rested(
     known = {name: lives.get(name, Life()) for name in first}
     last = {name: max(life.replayed, begun.get(name, 0)) for name, life in known.items()}
     ready = [name for name in known if not last[name] or last[name] <= iteration - PAUSE]
-    ready.sort(key=lambda name: (known[name].solved, last[name]))
+    ready.sort(key=lambda name: (known[name].root_succeeds, last[name]))
     return [first[name] for name in ready[:count]]
 
 

@@ -31,7 +31,7 @@ class Life:
     """Newest starts: iteration, tokens of the replayed prefix (0: the root), right continuations, continuations."""
     root: list[float] = field(default_factory=list)
     """Mean success from the root in the first iteration that started there, and in the latest if there were two."""
-    solved: bool = False  # whether the latest iteration that started at the root had a success
+    root_succeeds: bool = False  # whether the latest iteration that started at the root had a success
     replayed: int = 0  # latest iteration that replayed a state of it; 0: none did
 
     def add(self, iteration: int, group: Sequence[Rollout]) -> None:
@@ -49,7 +49,7 @@ class Life:
     def visit(self, visit: Sequence[Rollout]) -> None:
         """Note all rollouts from the root of one iteration."""
         self.root = [*self.root[:1], sum(rollout.verdict.success for rollout in visit) / len(visit)]
-        self.solved = any(rollout.verdict.correct for rollout in visit)
+        self.root_succeeds = any(rollout.verdict.correct for rollout in visit)
 
 
 class Coverage(StartSource):

@@ -53,11 +53,11 @@ class Discoveries(Answers):
         """Episodes of an environment are left out: which tokens of their prefix the environment wrote is not known."""
         lives = self._coverage.lives
         for name in root_visits(rollouts):
-            if lives[name].solved:
+            if lives[name].root_succeeds:
                 self.drop(name)
         for rollout in continued(rollouts):
             right = rollout.verdict.correct and rollout.mask is None
-            if right and not lives[rollout.start.problem_id].solved and self.is_whole(rollout):
+            if right and not lives[rollout.start.problem_id].root_succeeds and self.is_whole(rollout):
                 self.keep(rollout, at.version)
 
     def metrics(self) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """Replay as a start source: states of earlier rollouts are starts again (RRL, arXiv 2504.14363).
 
 Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `extra` asks for the values
-of stale states and for the scores of canonical solutions. `observe` stores outcomes and new
-states. Replayed states only change where rollouts start: continuations are on-policy, so a replayed prefix is treated
-like a prompt.
+of stale states and for the scores of canonical solutions. `observe` stores outcomes and new states. Replay changes only
+where rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt.
 """
 
 import math

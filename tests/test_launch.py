@@ -160,17 +160,15 @@ def test_empty_data(tmp_path: Path) -> None:
     )
 
 
+def error_of_rows(path: Path) -> str:
+    """What `check` says of rows with questions."""
+    rows = ("--task.path", str(path), "--task.columns.prompt", "question")
+    return error_here("check", "--model.path=starter", "--task.name=gsm8k", *rows)
+
+
 def test_missing_column(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "1+1?", "gold": "#### 2"}) + "\n")
-    line = error_here(
-        "check",
-        "--model.path=starter",
-        "--task.name=gsm8k",
-        "--task.path",
-        str(tmp_path / "d.jsonl"),
-        "--task.columns.prompt",
-        "question",
-    )
+    line = error_of_rows(tmp_path / "d.jsonl")
     assert "'answer'" in line
     assert "gold" in line
 
@@ -203,15 +201,7 @@ def test_programs_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_data_file_that_was_cut(tmp_path: Path) -> None:
     whole = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
     (tmp_path / "d.jsonl").write_text(whole[:-9])
-    line = error_here(
-        "check",
-        "--model.path=starter",
-        "--task.name=gsm8k",
-        "--task.path",
-        str(tmp_path / "d.jsonl"),
-        "--task.columns.prompt",
-        "question",
-    )
+    line = error_of_rows(tmp_path / "d.jsonl")
     assert "line 3: the file ends in the middle of this line" in line
 
 

@@ -16,7 +16,7 @@ from core.load import load_config
 NO_IMITATION: Fields = {"replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
 NO_REPLAY: Fields = {"replay.ratio": 0.0}
 NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
-UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of all arms but `replayed`
+UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of the arms that do not name them
 REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,

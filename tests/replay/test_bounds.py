@@ -53,9 +53,9 @@ def test_a_problem_rests_from_its_draw_on_though_its_outcomes_are_not_known() ->
 
 def test_a_success_from_a_state_is_no_success_of_the_root() -> None:
     states, solves, fails = visit("a", True, replayed=True), visit("a", True), visit("a", False)
-    assert not observed(states).lives["a"].solved
-    assert observed(states, solves).lives["a"].solved
-    assert not observed(states, solves, fails).lives["a"].solved  # the last visit counts
+    assert not observed(states).lives["a"].root_succeeds
+    assert observed(states, solves).lives["a"].root_succeeds
+    assert not observed(states, solves, fails).lives["a"].root_succeeds  # the last visit counts
 
 
 def guard(before: Sequence[bool], after: Sequence[bool], replayed: Sequence[bool], names: Sequence[str]) -> Coverage:

@@ -28,8 +28,8 @@ def test_visits_and_solved_problems(tmp_path: Path) -> None:
     assert again.metrics() == expected
     assert read_lives(tmp_path) == {
         # two roots, and a state of two tokens
-        "p1": Life(2, None, 1, [[1, 0, 0, 2], [1, 0, 0, 2], [1, 2, 2, 2]], [0.0], solved=False, replayed=1),
-        "p2": Life(1, 1, 1, [[1, 0, 2, 2]], [1.0], solved=True),
+        "p1": Life(2, None, 1, [[1, 0, 0, 2], [1, 0, 0, 2], [1, 2, 2, 2]], [0.0], root_succeeds=False, replayed=1),
+        "p2": Life(1, 1, 1, [[1, 0, 2, 2]], [1.0], root_succeeds=True),
     }
     again.restore(None)
     assert again.metrics() == {"visited": 0.0, "visits": 0.0, "covered_from_root": 0.0, "covered": 0.0}

@@ -9,7 +9,7 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import ActorError, DataError, LearnerError, WeightError
 from core.interruption import Interruption
-from core.parts.sources import Progress, StartSource
+from core.parts.sources import Progress, StartSource, root_start
 from core.records import Rollout, Start, Use, used
 from replay.coverage import Coverage
 from replay.imitation import Imitation
@@ -125,7 +125,11 @@ def test_two_starts_of_one_id_are_refused() -> None:
 def test_a_source_that_a_checkpoint_does_not_know_is_as_new(tmp_path: Path) -> None:
     fresh = Fresh(UniformSampler([*PROBLEMS.values()], 0))
     Sources(fresh, {}).save(tmp_path)
-    Sources(fresh, {"imitation": Imitation(2, PROBLEMS)}).restore(tmp_path)
+    imitation, at = Imitation(2, PROBLEMS), Progress(0, 1, 10, 1)
+    engines = FakeEngines(lambda _, sample: ([1], sample == 0))
+    imitation.observe(engines.judge(engines.generate([root_start(PROBLEMS["p1"], at, 0)])), at)
+    Sources(fresh, {"imitation": imitation}).restore(tmp_path)
+    assert imitation.extra([], at) == []
 
 
 def test_places_that_are_reserved_and_not_taken_stay_empty() -> None:
