@@ -18,6 +18,7 @@ NO_REPLAY: Fields = {"replay.ratio": 0.0}
 NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
 UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of the arms that do not name them
 REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
+SOLUTIONS: Fields = {**REPLAYED, "replay.canonical": True}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,
     "imitation": NO_REPLAY,
@@ -30,15 +31,15 @@ ARMS: Mapping[str, Fields] = {
     "imitate": {**NEITHER, "replay.imitated": 16},
     "replayed": REPLAYED,
     "replayed_imitate": {**REPLAYED, "replay.imitated": 16},
-    "canonical": {**REPLAYED, "replay.canonical": True},
-    "canonical_imitate": {**REPLAYED, "replay.canonical": True, "replay.imitated": 16},
+    "canonical": SOLUTIONS,
+    "canonical_imitate": {**SOLUTIONS, "replay.imitated": 16},
     "checked": {**REPLAYED, "replay.exclude_wrong": True},
     "checked_imitate": {**REPLAYED, "replay.exclude_wrong": True, "replay.imitated": 16},
     "paper": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value"},
-    "share_eighth": {**REPLAYED, "replay.ratio": 0.125},
-    "share_half": {**REPLAYED, "replay.ratio": 0.5},
-    "no_discoveries": {**REPLAYED, "replay.discoveries": 0},
-    "unbounded": {**REPLAYED, "replay.bounded": False},
+    "share_eighth": {**SOLUTIONS, "replay.ratio": 0.125},
+    "share_half": {**SOLUTIONS, "replay.ratio": 0.5},
+    "no_discoveries": {**SOLUTIONS, "replay.discoveries": 0},
+    "unbounded": {**SOLUTIONS, "replay.bounded": False},
 }
 TUNING_SEED = 0
 RATES = (5e-6, 1e-5)  # tried in a tuned part
@@ -48,7 +49,8 @@ PAIRS = (
     ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
     ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"), ("checked", "ppo"),
     ("checked", "replayed"), ("canonical", "replayed"), ("replayed", "paper"),
-    ("checked_imitate", "imitate"), ("checked_imitate", "ppo"),
+    ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
+    ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -143,13 +145,13 @@ FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
+FEW_ARMS = (*HARD_ARMS, *DOSES)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
     "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
-    "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer={"dapo": 3, "paper": 3}),
+    "few": Part("demo", FEW_ARMS, 6, FEW_FIELDS, 10_000, fewer=dict.fromkeys(("dapo", "paper", *DOSES), 3)),
     "after": Part("demo", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
-    "dose": Part("demo", DOSES, 3, HARD_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
     "code": Part("mbpp_smollm2", FACTORS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }
