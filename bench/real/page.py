@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.real.assay_page import assay_section
-from bench.real.plan import ARMS, PAIRS, PARTS
+from bench.real.plan import ARMS, ASSAYS, PAIRS, PARTS
 from bench.report import Check, check, grid, write
 from bench.runs import Arms, Result, arms_of, final
 from bench.statistics import Difference, difference, with_interval
@@ -222,7 +222,7 @@ def write_page(folder: Path, *, quick: bool) -> None:
         if not rows:
             continue
         lines, runs = [*lines, f"## {part}", ""], runs + len(rows)
-        if part == "assay":
+        if part in ASSAYS:
             found = [assay_section(task, rows) for task, rows in by_task(rows).items()]
         else:
             found = [section(part, arms_of(rows, ARMS), folder)]

@@ -25,7 +25,7 @@ ARMS: Mapping[str, Fields] = {
     "replay": NO_IMITATION,
     "both": {},
     "grpo": {**NEITHER, "algorithm.estimator": "grpo", "learner.value_model": "none"},
-    "mbpp": {},  # of the assay, whose arms are its tasks
+    "mbpp": {},  # of an assay, whose arms are its tasks
     "ppo": NEITHER,
     "dapo": {**NEITHER, "rollout.resample": 2},
     "imitate": {**NEITHER, "replay.imitated": 16},
@@ -91,16 +91,24 @@ CHAIN_FIELDS: Fields = {
 TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.min_operations": 2, "task.examples": "[]", "task.problems": 128}
 """Of the supervised training before `after`."""
 AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.min_operations": 3, "learner.policy_lr": 5e-6}
+CODER_FIELDS: Fields = {
+    "model.path": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    "learner.lora_rank": 16,
+    "learner.policy_lr": 5e-5,
+    "learner.micro_batch_tokens": 1024,
+}
+"""All weights of this model would need 22 GiB on CPU."""
 CODE_FIELDS: Fields = {
     **UNBOUNDED,
     **MBPP_FIELDS,
+    **CODER_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 100,
     "task.code.reward": "share",
     "rollout.starts": 8,
     "rollout.samples": 8,
-    "replay.start_states": 64,
-    "replay.imitated": 16,
+    "replay.start_states": 8,
+    "replay.schedule": "constant",
 }
 ON: Mapping[str, Fields] = {
     "cpu": {"cluster.device": "cpu"},
@@ -143,6 +151,7 @@ class Part:
 
 FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
+CODE_ARMS = ("ppo", "canonical", "imitate", "replayed")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FEW_ARMS = (*HARD_ARMS, *DOSES)
@@ -153,8 +162,10 @@ PARTS: Mapping[str, Part] = {
     "after": Part("demo", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
-    "code": Part("mbpp_smollm2", FACTORS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
+    "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp"),
+    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }
+ASSAYS = ("assay", "code_assay")  # parts that train nothing; the second chooses the problems of `code`
 
 
 def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:

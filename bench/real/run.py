@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.real.assay import measure
-from bench.real.plan import PARTS, TUNING_SEED, configuration
+from bench.real.plan import ASSAYS, PARTS, TUNING_SEED, configuration
 from bench.real.splits import write_splits
 from bench.runs import Run, append_line
 from bench.training import Schedule, opened, train
@@ -48,7 +48,7 @@ def schedule_of(run: Run, scale: float) -> Schedule:
 def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
     """The measures of one run."""
     with opened(run.name, config) as (parts, resolved, directory):
-        if run.part == "assay":
+        if run.part in ASSAYS:
             return measure(parts, resolved, directory, order["scale"])
         before = first_evaluation(read_jsonl(Path(order["table"])), run)
         found = train(parts, resolved, directory, schedule_of(run, order["scale"]), before)

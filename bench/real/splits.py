@@ -13,7 +13,7 @@ from core.run_directory import read_jsonl, write_atomically
 from core.seeds import generator
 from tasks.sources import Row, load_rows
 
-ASSAY = 200  # problems
+ASSAY, CODE_ASSAY = 200, 96  # problems of the two assays; those of the second are among those of the first
 MOST = 2  # of 16 samples of the assay that succeed, of a problem that `code` trains on
 USUAL_TEST = range(11, 511)  # task ids of MBPP
 
@@ -41,9 +41,9 @@ def hard(problems: Sequence[Row], successes: Sequence[int]) -> list[Row]:
 def successes(table: Path, seed: int) -> list[int]:
     """Successes of each problem of the assay at this seed index. Raises ConfigError without one."""
     for row in read_jsonl(table):
-        if row["run"]["part"] == "assay" and row["run"]["seed"] == seed and row["run"]["arm"] == "mbpp":
+        if row["run"]["seed"] == seed:
             return list(row["roots"]["success"])
-    raise ConfigError(f"{table}: no assay of seed index {seed}; first python -m bench.real assay --seeds {seed}")
+    raise ConfigError(f"{table}: no assay of seed index {seed}; first python -m bench.real code_assay --seeds {seed}")
 
 
 def write_splits(run: Run, work: Path, results: Path, scale: float = 1.0) -> None:
@@ -53,9 +53,11 @@ def write_splits(run: Run, work: Path, results: Path, scale: float = 1.0) -> Non
         return
     known = load_rows(str(DATA / "mbpp" / "mbpp.jsonl"), "train")
     problems, others = split_mbpp(known, run.seed)
+    if run.part != "assay":
+        problems = problems[:CODE_ASSAY]
     problems = problems[: _kept(len(problems), scale)]
     if run.part == "code":
-        problems, others = hard(problems, successes(results / "assay.jsonl", run.seed)), held_out_mbpp(known)
+        problems, others = hard(problems, successes(results / "code_assay.jsonl", run.seed)), held_out_mbpp(known)
     folder = data_folder(run, work)
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"{run.part}.jsonl": problems, held_out_file(run): others[: _kept(len(others), scale)]}

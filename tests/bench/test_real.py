@@ -59,13 +59,15 @@ def test_no_problem_of_mbpp_has_two_uses() -> None:
 
 
 def test_programs_are_trained_that_the_assay_hardly_ever_solves(tmp_path: Path) -> None:
-    table = tmp_path / "assay.jsonl"
-    append_line(table, {"run": {"part": "assay", "arm": "mbpp", "seed": 1}, "roots": {"success": [0, MOST, MOST + 1]}})
+    table = tmp_path / "code_assay.jsonl"
+    append_line(
+        table, {"run": {"part": "code_assay", "arm": "mbpp", "seed": 1}, "roots": {"success": [0, MOST, MOST + 1]}}
+    )
     rows = [{"task_id": at} for at in range(3)]
     assert hard(rows, successes(table, 1)) == rows[:2]
     with pytest.raises(ConfigError, match="--seeds 2"):
         successes(table, 2)
-    config = configuration(Run("code", "both", 2), WORK, {})
+    config = configuration(Run("code", "ppo", 2), WORK, {})
     assert str(config.task.path).endswith("data/mbpp-2/code.jsonl")
     assert config.task.code.reward == "share"
 
@@ -78,24 +80,23 @@ def test_every_run_has_a_valid_configuration(part: str, arm: str) -> None:
 
 def test_recipes_of_parts_replay_and_imitate() -> None:
     """An arm names what it switches off."""
-    for part in ("sums", "code"):
-        config = configuration(Run(part, "both", 1), WORK, {})
-        assert config.replay.ratio == 0.5
-        assert config.replay.imitated > 0
-        assert config.algorithm.positive_coefficient == 1
+    config = configuration(Run("sums", "both", 1), WORK, {})
+    assert config.replay.ratio == 0.5
+    assert config.replay.imitated > 0
+    assert config.algorithm.positive_coefficient == 1
 
 
 def test_arms_differ_in_what_they_name() -> None:
-    for part in ("sums", "code"):
+    for part, first in (("sums", "both"), ("code", "ppo")):
         arms = {
             arm: configuration(Run(part, arm, 1), WORK, {}).model_dump()
-            for arm in ("both", *(one for one in PARTS[part].arms if one != "both"))
+            for arm in (first, *(one for one in PARTS[part].arms if one != first))
         }
         for arm, found in arms.items():
             for name in ARMS[arm]:
                 section, _, field = name.partition(".")
-                found[section][field] = arms["both"][section][field]
-            assert found == arms["both"], arm
+                found[section][field] = arms[first][section][field]
+            assert found == arms[first], arm
     one = configuration(Run("sums", "both", 3, 2e-5), WORK, {})
     assert (one.learner.policy_lr, one.run.seed, one.model.dtype) == (2e-5, 3, "float32")
 
