@@ -154,11 +154,11 @@ HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_im
 CODE_ARMS = ("ppo", "canonical", "imitate", "replayed")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
-FEW_ARMS = (*HARD_ARMS, *DOSES)
+FEWER = dict.fromkeys(("dapo", "paper", *DOSES), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("demo", HARD_ARMS, 12, HARD_FIELDS, 20_000, fewer={"dapo": 3, "paper": 3}),
-    "few": Part("demo", FEW_ARMS, 6, FEW_FIELDS, 10_000, fewer=dict.fromkeys(("dapo", "paper", *DOSES), 3)),
+    "hard": Part("demo", (*HARD_ARMS, *DOSES), 12, HARD_FIELDS, 20_000, fewer=FEWER),
+    "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
     "after": Part("demo", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
