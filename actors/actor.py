@@ -13,7 +13,7 @@ from core.transport import synchronise
 from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
 
 DIRECT_SECONDS = 60.0
-"""Longest wait in a direct transfer; at most a quarter of `rollout.deadline`, so that the other copy can be read."""
+"""Longest wait in a direct transfer; short beside `pool.ANSWER_SECONDS`, so that the other copy can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RolloutActor:
 
     def start(self, model_path: str, config: ResolvedRollout, dtype: str, device: Device, seed: int) -> None:
         """Build the engine, with the weights of the model directory. Raises ModelError."""
-        self._device, self._direct_seconds = device, min(DIRECT_SECONDS, config.deadline / 4)
+        self._device = device
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
 
     def generate(self, jobs: list[Job], seconds: float, refill: int) -> StepResult:
@@ -74,8 +74,8 @@ class RolloutActor:
         process = self.process()
         if weights.direct is None or process not in members:
             return self._engine.load_weights(self._stored(weights))
-        place, seconds = list(members).index(process) + 1, self._direct_seconds
-        member = Member(place, len(members) + 1, self._device, seconds, self._index)
+        place = list(members).index(process) + 1
+        member = Member(place, len(members) + 1, self._device, DIRECT_SECONDS, self._index)
         try:
             received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, member)), direct=None)
         except RuntimeError as error:

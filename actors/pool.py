@@ -25,6 +25,8 @@ from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
 """How long an engine steps before it answers: in `generate`, and after `submit`, because new weights wait for it."""
+ANSWER_SECONDS = 600.0
+"""How long an actor may give no answer (they come several times a second); then it counts as hung."""
 INCIDENT_SECONDS = 60.0  # losses of different actors within it are one incident: a node is lost, or memory runs out
 
 logger = logging.getLogger("retrospect.actors")
@@ -165,7 +167,7 @@ class RolloutPool:
             actor.serving = True
             if (weights := self._weights) is not None and not self._weights_lost:
                 actor.ask(
-                    lambda remote: remote.load_weights.remote(weights), self._config.deadline, lambda _: None, "load"
+                    lambda remote: remote.load_weights.remote(weights), ANSWER_SECONDS, lambda _: None, "load"
                 )
 
         actor.launch(_serve)
@@ -197,7 +199,7 @@ class RolloutPool:
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0
             accept = partial(self._accept, actor)
-            actor.ask(lambda remote: remote.generate.remote(jobs, seconds, refill), config.deadline, accept, "generate")
+            actor.ask(lambda remote: remote.generate.remote(jobs, seconds, refill), ANSWER_SECONDS, accept, "generate")
 
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
         for start, continuation in self._ledger.accept(result.finished):
@@ -233,7 +235,7 @@ class RolloutPool:
             for actor in self._actors:
                 if actor.serving:
                     accept = partial(answers.__setitem__, actor.index)
-                    requests.append((actor, actor.ask(call, self._config.deadline, accept, kind)))
+                    requests.append((actor, actor.ask(call, ANSWER_SECONDS, accept, kind)))
             self.pump()
             while any(request in actor.requests for actor, request in requests):
                 self.pump()

@@ -44,7 +44,6 @@ LASTING_FIELDS = {
     "learner.lora_rank",
     "learner.lora_alpha",
     "replay.ranking",
-    "replay.decay",
 }
 """Fields that a resumed run cannot change: its weights, random draws and files depend on them."""
 Callback = Callable[[IterationMetrics], object]

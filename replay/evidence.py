@@ -13,6 +13,7 @@ from replay.cutting import States
 from replay.rankings.base import SuccessModel
 from replay.store.keys import Reals
 from replay.store.records import Drawn
+from replay.store.table import DECAY
 from replay.success import Feature, fit, strength
 
 NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts
@@ -85,19 +86,19 @@ class Evidence:
         for key in list(itertools.islice(self.drawn, max(0, len(self.drawn) - REMEMBERED))):
             del self.drawn[key]
 
-    def record(self, outcomes: Sequence[Rollout], decay: float) -> None:
+    def record(self, outcomes: Sequence[Rollout]) -> None:
         """Decay what is known. Count outcomes of drawn states, and the rollouts from the root since the last call."""
-        self.unsolved_before = decay * self.unsolved_before + self.unsolved
-        self.fresh_before = decay * self.fresh_before + self.fresh
+        self.unsolved_before = DECAY * self.unsolved_before + self.unsolved
+        self.fresh_before = DECAY * self.fresh_before + self.fresh
         self.centre, self.spread = self._scale()
-        self.value_count *= decay
-        self.value_sum *= decay
-        self.value_squares *= decay
+        self.value_count *= DECAY
+        self.value_sum *= DECAY
+        self.value_squares *= DECAY
         found: dict[int, list[float]] = {}
         for outcome in outcomes:
             if (key := outcome.start.state_key) is not None and key in self.drawn:
                 found.setdefault(key, []).append(outcome.verdict.success)
-        self.join([self.drawn[key] for key in found], list(found.values()), decay)
+        self.join([self.drawn[key] for key in found], list(found.values()), DECAY)
         self.join_roots()
         self.fresh = self.unsolved = 0
 

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 STANDARD = {"copy", "itertools", "math", "random", "typing"}
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
 LOGS: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}  # of unlikely tokens they are large
-REPLAY = ReplayConfig(ratio=0, ranking="tests.test_minimal:Plain", decay=1.0, per_problem=1000)
+REPLAY = ReplayConfig(ratio=0, ranking="tests.test_minimal:Plain", per_problem=1000)
 
 
 class Plain(Learnability):
@@ -238,6 +238,8 @@ def test_three_iterations_of_the_file_and_of_the_product(
     minimal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.success.PROBLEM_PRECISION", 1e12)  # problems do not differ
+    for module in ("replay.store.shard", "replay.evidence"):
+        monkeypatch.setattr(f"{module}.DECAY", 1.0)
     settings = {"LR": 3e-5, "KL": 0.5, "CLIP": 0.01}  # small steps, because Adam enlarges rounding, yet all terms act
     for name, value in settings.items():
         monkeypatch.setattr(minimal, name, value)

@@ -40,8 +40,6 @@ class ReplayConfig(Section):
     """Where a step ends: states begin only there."""
     stride: Count = 16
     """Tokens between boundaries when boundary is 'stride'."""
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     exclude_wrong: bool = False
     """Whether states whose text is already wrong are left out, and successes that contain something wrong are not
     imitated, as far as the task can tell: a false equation, a program that cannot be parsed (docs/method.md). States of

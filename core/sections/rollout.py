@@ -82,9 +82,6 @@ class RolloutConfig(Section):
     """Most turns of the policy in an episode; an episode that has more counts as truncated."""
     threads: Count = 2
     """CPU threads per engine (OMP_NUM_THREADS)."""
-    deadline: Positive = 600.0
-    """Seconds without an answer after which an actor counts as hung (answers come several times a second); after a
-    quarter of them a warning names it as slow."""
     max_restarts: Whole = 3
     """Most losses of rollout actors within an hour; after one more the run stops with a checkpoint. Several
     actors lost within a minute count once, and so does a start that makes engines raise."""

@@ -20,7 +20,7 @@ from replay.rankings.find import find_ranking
 from replay.store import writes
 from replay.store.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.store.records import Counters, Drawn, Objects
-from replay.store.table import PROBLEM, STATE, TRAJECTORY, Table
+from replay.store.table import DECAY, PROBLEM, STATE, TRAJECTORY, Table
 from replay.success import Feature, chances, features_of
 
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
@@ -31,7 +31,7 @@ class Shard:
 
     def __init__(self, config: ReplayConfig, vocabulary: int) -> None:
         self.ranking = find_ranking(config)
-        self._quota, self._decay = config.per_problem, config.decay
+        self._quota = config.per_problem
         self.token_type = writes.token_type(vocabulary)
         self.model = SuccessModel()
         self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
@@ -251,9 +251,9 @@ class Shard:
         np.maximum.at(newest, problems, version)
         late = newest > self.problems["version"]
         self.problems["version"] = newest
-        if self._decay == 1.0 or not late.any():
+        if not late.any():
             return
-        factor = np.where(late, np.float32(self._decay), np.float32(1.0))
+        factor = np.where(late, np.float32(DECAY), np.float32(1.0))
         rows = self._rows_of(np.flatnonzero(late))
         for name in ("wins", "losses"):
             self.problems[name] *= factor

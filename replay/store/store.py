@@ -60,7 +60,6 @@ class ReplayStore:
         self._shards, self._capacity = config.shards, config.capacity
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._reads = find_ranking(config).model
-        self._decay = config.decay
         self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
         self._sizes = [ShardSize(0, 0)] * config.shards
@@ -94,7 +93,7 @@ class ReplayStore:
     def record(self, outcomes: Sequence[Rollout]) -> None:
         """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads
         it."""
-        self._evidence.record(outcomes, self._decay)
+        self._evidence.record(outcomes)
         model = self._model
         if self._reads != "unused":
             model = self._evidence.model(of_success=self._reads == "success")

@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 Column = npt.NDArray[Any]
 
+DECAY = 0.95
+"""Weight of an outcome after one more visit of its problem: about 20 are remembered."""
 Schema = Mapping[str, type[np.generic]]
 
 STATE: Schema = {

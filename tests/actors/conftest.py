@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 QUARANTINED: list[tuple[str, str]] = []
 """Starts that `pool` left out, and why."""
 CONFIG = ResolvedRollout(
-    actors=2, max_prompt_tokens=48, max_response_tokens=48, max_running=64, kv_cache_gib=0.05, threads=1, deadline=120.0
+    actors=2, max_prompt_tokens=48, max_response_tokens=48, max_running=64, kv_cache_gib=0.05, threads=1
 )
 
 
@@ -65,7 +65,7 @@ def pool(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator["Rol
     from actors.handle import EngineSpec
     from actors.pool import RolloutPool
 
-    config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 100, "deadline": 600.0})
+    config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 100})
     spec = EngineSpec(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
     with closing(RolloutPool(spec, lambda start, reason: QUARANTINED.append((start.id, reason)))) as pool:
         yield pool

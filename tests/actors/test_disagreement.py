@@ -27,7 +27,7 @@ PROBE = [models.start(number, prompt=24).prompt_ids for number in range(8)]
 @pytest.fixture(scope="module")
 def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Learner]]:
     """An engine and a learner of one model in bfloat16, after the learner's first update and its right broadcast."""
-    path, config = tiny_model(True), CONFIG.model_copy(update={"actors": 1, "deadline": 480.0})
+    path, config = tiny_model(True), CONFIG.model_copy(update={"actors": 1})
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
         starting = starter.submit(RolloutPool, EngineSpec(str(path), config, "bfloat16", "cpu", seed=0, cpus=0.5))
         with group(path, dtype="bfloat16", policy_lr=1e-2) as learner, closing(starting.result()) as pool:

@@ -33,8 +33,7 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
     """Two vLLM engines, and a learner that has learnt something: its weights are not those of the model directory."""
     path = tiny_model(True)
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
-        config = CONFIG.model_copy(update={"deadline": 480.0})
-        starting = starter.submit(RolloutPool, EngineSpec(str(path), config, "float32", "cpu", seed=0, cpus=0.5))
+        starting = starter.submit(RolloutPool, EngineSpec(str(path), CONFIG, "float32", "cpu", seed=0, cpus=0.5))
         with group(path, sender=GroupSender, policy_lr=1e-2) as learner:
             learner.learn(learner.score(on_policy(learner, make_judged(1))))
             pool = starting.result()

@@ -165,7 +165,7 @@ def test_what_cannot_change_exists() -> None:
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
         ("learner.value_path", "'rm'"),
-        ("replay.decay", "0.9"),
+        ("replay.ranking", "value"),
     ],
 )
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
@@ -182,8 +182,8 @@ def test_a_run_keeps_its_critic(run: RunDirectory) -> None:
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
-    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.decay", "0.9"]
-    with pytest.raises(ConfigError, match=r"run\.seed .*replay\.decay"):
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.ranking", "value"]
+    with pytest.raises(ConfigError, match=r"run\.seed .*replay\.ranking"):
         commands.resume(str(run.path), options)
 
 

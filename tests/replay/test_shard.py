@@ -219,12 +219,17 @@ class Mixed(Ranking):
         return np.asarray(4 * a * b / ((a + b) * (a + b + 1)), np.float32)
 
 
-def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
-    """Decay 1/2; p and q begin at version 1 with one failure of the root each."""
+@pytest.fixture
+def halving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes of a problem count half after one more visit of it."""
+    monkeypatch.setattr("replay.store.shard.DECAY", 0.5)
+
+
+def test_outcomes_decay_by_what_is_written_of_their_own_problem(halving: None) -> None:
+    """p and q begin at version 1 with one failure of the root each."""
     shard = shard_of(
         states("p", range(10), [1], [0.5]),
         states("q", range(10), [1], [0.5]),
-        decay=0.5,
         ranking="tests.replay.test_shard:Mixed",
     )
     record(shard, "p", [(True, 1)] * 3 + [(False, 1)])
@@ -242,15 +247,15 @@ def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     assert counts(shard, "p") == [1.5, 1.5, 0, 0.5]  # the visit of q is none of p's
 
 
-def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was_before() -> None:
-    one, other = (shard_of(states("p", range(10), [1], [0.5]), decay=0.5) for _ in range(2))
+def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was_before(halving: None) -> None:
+    one, other = (shard_of(states("p", range(10), [1], [0.5])) for _ in range(2))
     for shard, versions in ((one, (4, 5)), (other, (5, 4))):
         record(shard, "p", [(True, 3)] * 4)
         record(shard, "p", [(True, 2)])  # generated before version 3, heard of after it
         assert counts(shard, "p")[0] == 5
         record(shard, "p", [(False, version) for version in versions])
         assert counts(shard, "p")[:2] == [2.5, 2]  # 5 / 2, whichever came first
-    shard = shard_of(states("p", range(10), [1], [0.5]), decay=1.0)
+    shard = shard_of(states("p", range(10), [1], [0.5]))
     record(shard, "p", [(True, 1), (False, 50)])
     assert counts(shard, "p")[:2] == [1, 1]
 

@@ -257,15 +257,15 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
 
 
 def test_the_decayed_unsolved_share_continues_from_a_checkpoint(tmp_path: Path) -> None:
-    """Decay 1/2. Two problems that fail, then one that is solved in one of two rollouts and one that fails: (2 / 2 + 1)
-    / (2 / 2 + 2)."""
-    store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
+    """Two problems that fail, then one that is solved in one of two rollouts and one that fails: (0.95 x 2 + 1) /
+    (0.95 x 2 + 2)."""
+    store, other = (opened(tmp_path / name, 2, local=True) for name in ("a", "b"))
     first, second = candidates(2, 1)
     failed, solved, _ = KINDS
     for kinds in (((first, failed), (second, failed)), ((first, failed), (first, solved), (second, failed))):
         store.add([of_kind(item, kind) for item, kind in kinds], 1)
         store.record([])
-    assert store.decayed_unsolved_share == pytest.approx(2 / 3)
+    assert store.decayed_unsolved_share == pytest.approx(2.9 / 3.9)
     store.save(tmp_path / "checkpoint")
     other.restore(tmp_path / "checkpoint")
     assert other.decayed_unsolved_share == store.decayed_unsolved_share

@@ -99,7 +99,6 @@ def recipe(model: str) -> Config:
         "rollout.samples": SAMPLES,
         "rollout.max_running": 8,  # so that there is a queue
         "rollout.max_staleness": STALENESS,
-        "rollout.deadline": 120,
         "cluster.rollout_cpus": 0.5,
     }
     return override(
