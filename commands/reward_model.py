@@ -49,8 +49,7 @@ def measure_scale(folder: Path, held_out: Sequence[Row], device: Device) -> None
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
     """Usable rows' chosen and rejected dialogues with their places; lines about the others. Raises DataError."""
-    columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
-    rows = read_dialogues(settings.pairs, settings.split, columns)
+    rows = read_dialogues(settings.pairs, settings.split, "reward_model.pairs", "chosen", "rejected")
     usable, wrong = [], defaultdict(list)
     for row in rows:
         for where, messages in row:

@@ -82,7 +82,7 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str, most: 
 
 def dialogues(settings: SftConfig) -> list[tuple[str, Messages]]:
     """Each row of `sft.path`: its place in the file (for errors) and its dialogue. Raises DataError."""
-    rows = [row[0] for row in read_dialogues(settings.path, settings.split, {"sft.column": settings.column})]
+    rows = [row[0] for row in read_dialogues(settings.path, settings.split, "sft.column", settings.column)]
     for where, messages in rows:
         if not any(message.role == "assistant" and message.content.strip() for message in messages):
             raise DataError(f"{where}: the assistant says nothing; correct or delete the row")

@@ -257,13 +257,14 @@ def _recorder(run: RunDirectory) -> Any:
     return Recorder()
 
 
-def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
-    """The dialogues of each row, one per column, with its place in the file. `columns`: by field. Raises DataError."""
+def read_dialogues(path: str, split: str, field: str, *columns: str) -> list[list[tuple[str, Messages]]]:
+    """The dialogues of each row, one per column, with its place in the file. `field`: what an error names. Raises
+    DataError."""
     found = []
     for number, row in enumerate(load_rows(path, split), 1):
-        if missing := missing_column(row, columns.items(), f"{path}: row {number}"):
+        if missing := missing_column(row, [(field, column) for column in columns], f"{path}: row {number}"):
             raise DataError(missing)
-        places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
+        places = [(column, f"{path}: row {number}: column {column!r} ({field})") for column in columns]
         found.append([(where, chat.read_messages(row[column], where)) for column, where in places])
     return found
 

@@ -148,6 +148,9 @@ WITHOUT: Mapping[str, str] = {
         "flash_attn attn_implementation use_liger_loss use_liger_kernel"
     ),
     "AdamW trains, with a first beta of 0.9": "optim optimizer adam_beta1 beta1",
+    "a pair has the columns chosen and rejected, as in TRL": (
+        "reward_model.chosen reward_model.rejected chosen_key rejected_key"
+    ),
     "a rollout actor that answers nothing for 10 minutes counts as hung": "rollout.deadline",
     "an outcome weighs 0.95 after one more visit of its problem": "replay.decay",
 }

@@ -45,13 +45,10 @@ class RewardModelConfig(Section):
     path: str = ""
     """Reward model of the task dialogue: a run of `launch.py reward-model`, or a sequence classifier with one label."""
     pairs: str = ""
-    """Preference pairs to train on: .jsonl, .parquet, a directory or a hub name."""
+    """Preference pairs to train on: .jsonl, .parquet, a directory or a hub name, with TRL's columns: `chosen`, the
+    preferred dialogue, and `rejected`, each messages or a text of turns."""
     split: str = "train"
     """Split of a Hugging Face data set."""
-    chosen: str = "chosen"
-    """Column of the preferred dialogue: messages, or a text of turns."""
-    rejected: str = "rejected"
-    """Column of the other dialogue."""
     arguments: Options = Field({})
     """Arguments of TRL's RewardConfig by name, as in sft.arguments."""
     gpus: NonNegative = 0.0

@@ -23,7 +23,7 @@ def test_pairs_that_say_nothing_are_reported_and_not_trained_on(tmp_path: Path) 
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     usable, told = reward_model.preferences(RewardModelConfig(pairs=str(file)))
     assert [row[0][1][-1].content for row in usable] == ["b"]
-    place = "column 'chosen' (reward_model.chosen)"
+    place = "column 'chosen' (reward_model.pairs)"
     assert told == [
         f"2 pairs left out: two turns in a row have one role; the first is {file}: row 2: {place}",
         "1 pairs left out: the two sides differ before the last turn, so they answer different prompts; the first is "

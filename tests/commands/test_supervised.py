@@ -209,8 +209,8 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
         return str(caught.value)
 
     good = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
-    assert "row 1 has no column 'rejected' (reward_model.rejected)" in message(pair_rows, [{"chosen": "x"}])
-    assert "row 2: column 'chosen' (reward_model.chosen)" in message(
+    assert "row 1 has no column 'rejected' (reward_model.pairs)" in message(pair_rows, [{"chosen": "x"}])
+    assert "row 2: column 'chosen' (reward_model.pairs)" in message(
         pair_rows, [good, {**good, "chosen": "\n\nHuman: a"}]
     )
     assert "1 rows can be trained on" in message(pair_rows, [good, {**good, "rejected": good["chosen"]}])
