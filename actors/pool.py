@@ -166,9 +166,7 @@ class RolloutPool:
         def _serve(_: Any) -> None:
             actor.serving = True
             if (weights := self._weights) is not None and not self._weights_lost:
-                actor.ask(
-                    lambda remote: remote.load_weights.remote(weights), ANSWER_SECONDS, lambda _: None, "load"
-                )
+                actor.ask(lambda remote: remote.load_weights.remote(weights), ANSWER_SECONDS, lambda _: None, "load")
 
         actor.launch(_serve)
 

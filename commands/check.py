@@ -14,7 +14,7 @@ from actors.options import describe_options
 from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import ClusterConfig, Config, every_source
+from core.config import Config, every_source
 from core.errors import ModelError
 from core.load import FIELDS, check_named, dump_config, load_config, override
 from core.machine import this_machine
@@ -49,8 +49,11 @@ LONGEST_VALUE = 100  # characters of a field's value that are shown
 
 def check_recipe(options: Namespace) -> int:
     """Print what differs from the defaults, the algorithm and the plan. Then check model, data and devices, unless
-    `offline`."""
+    `offline`. `gpus`: of another machine that is planned for."""
     config = override(load_config(*options.config), options.fields)
+    if options.gpus is not None and config.cluster.device == "auto":
+        config = override(config, ["--cluster.device", "cuda" if options.gpus else "cpu"])
+    planned = None if options.gpus is None else Resources(math.inf, float(options.gpus))  # with any number of CPUs
     try:
         preflight(config, offline=options.offline)
         check_named(config, rows=("sft.path", "reward_model.pairs"))
@@ -61,7 +64,6 @@ def check_recipe(options: Namespace) -> int:
         bundles = placement(config, device)
         print(describe_placement(bundles, device))
         if options.offline:
-            planned = planned_resources(config.cluster)
             check_resources(bundles, planned or demand(bundles))
             lines = [*offline_plan(config, device), *idle_gpus(bundles, planned or demand(bundles))]
             print(*lines, *plan_warnings(config), "offline: model, data and devices were not checked", sep="\n")
@@ -70,7 +72,7 @@ def check_recipe(options: Namespace) -> int:
     except BadRowsError as error:
         print(list_bad_rows(error.rows))
         raise
-    there = planned_resources(config.cluster) or cluster_resources(config.cluster)
+    there = planned or cluster_resources(config.cluster)
     check_resources(bundles, there)
     print("devices: enough", *idle_gpus(bundles, there), *plan_warnings(config), "check passed", sep="\n")
     return 0
@@ -142,11 +144,6 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
     total = demand(bundles)
     rows = [f"  {b.count} x {b.name:<16} {b.cpus:g} CPUs, {b.gpus:g} GPUs each" for b in bundles]
     return "\n".join((f"placement on {device}: {total.cpus:g} CPUs, {total.gpus:g} GPUs in total", *rows))
-
-
-def planned_resources(cluster: ClusterConfig) -> Resources | None:
-    """Those of the machine that `cluster.gpus` describes, with any number of CPUs."""
-    return None if cluster.gpus is None else Resources(math.inf, float(cluster.gpus))
 
 
 def idle_gpus(bundles: tuple[Bundle, ...], there: Resources) -> list[str]:

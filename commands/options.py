@@ -78,6 +78,8 @@ def _evaluate(parser: OptionParser) -> None:
 def _check(parser: OptionParser) -> None:
     parser.add_argument("--all", action="store_true", help="print every field, not only those that were changed")
     parser.add_argument("--offline", action="store_true", help="leave out model, data and cluster")
+    about = "plan for a cluster of so many GPUs (their memory: --cluster.gpu_memory)"
+    parser.add_argument("--gpus", type=_whole(LARGEST), metavar="COUNT", help=about)
 
 
 def _replay(parser: OptionParser) -> None:
@@ -156,7 +158,10 @@ COMMANDS: Mapping[str, Command] = {
         [_resume],
     ),
     "check": Command(
-        "commands.check:check_recipe", "--config FILE [--offline] [--all]", "Check a recipe without training.", [_check]
+        "commands.check:check_recipe",
+        "--config FILE [--offline] [--gpus COUNT] [--all]",
+        "Check a recipe without training.",
+        [_check],
     ),
     "replay": Command(
         "commands.replay:show_states", "RUN", "Show or export the states of a run's replay store.", [_replay], False

@@ -12,7 +12,6 @@ from core.sections.algorithm import Aggregation, AlgorithmConfig, KlEstimator, N
 from core.sections.base import (
     AUTO,
     AutoBool,
-    AutoCount,
     AutoPositive,
     Count,
     NonNegative,
@@ -98,8 +97,6 @@ class ClusterConfig(Section):
     """Place the engine and the learner rank of each number together: on GPUs the pair shares one GPU, so every GPU
     generates and trains by turns. Needs rollout.actors = learner.ranks. auto: on GPUs, if the two numbers are equal,
     rollout.tensor_parallel is 1 and rollout.max_staleness 0; else each has its own GPUs."""
-    gpus: AutoCount = Field(AUTO)
-    """GPUs to plan for, where `check` runs on another machine. auto: those of the cluster."""
     gpu_memory: AutoPositive = Field(AUTO)
     """Memory of each GPU to plan for, in GiB (of a card of 80 GB about 79). auto: as this machine's driver says."""
     wait: NonNegative = 0.0

@@ -248,10 +248,7 @@ def check_context(config: Config, model_context: int) -> None:
 
 
 def choose_device(cluster: ClusterConfig, any_gpu: Callable[[], bool]) -> Device:
-    """The configured device; 'auto' is GPUs if there are any, or if the plan names some. `any_gpu` is called for 'auto'
-    only."""
+    """The configured device; 'auto' is GPUs if there are any. `any_gpu` is called for 'auto' only."""
     if cluster.device != "auto":
         return cluster.device
-    if cluster.gpus is not None:
-        return "cuda"
     return "cuda" if any_gpu() else "cpu"

@@ -215,7 +215,8 @@ def _set_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[BadRow]]
 def _puzzles(puzzle: Puzzle, config: TaskConfig, seed: int, *, held_out: bool) -> list[Item]:
     """Generated problems; the hash of their text decides which are held out."""
     form, _ = prompt_form(config)
-    lengths = range(config.min_operations, config.max_operations + 1)
+    fewest, most = config.operations
+    lengths = range(fewest, most + 1)
     count = config.eval_problems if held_out else config.problems or GENERATED
     return [replace(item, form=form) for item in puzzle_items(puzzle, seed, lengths, count, evaluation=held_out)]
 

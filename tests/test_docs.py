@@ -34,11 +34,12 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_options_that_are_named_exist(document: Path) -> None:
     """`section.field` in backquotes and --section.field in commands are fields of the configuration. The changelog also
-    names those that were removed."""
+    names those that were removed, and the reference those without a field."""
     from core.config import Config
 
     sections = {name: field.annotation.model_fields for name, field in Config.model_fields.items() if field.annotation}  # type: ignore[attr-defined]
-    text = re.sub(r"### Removed\n.*?(?=\n#|\Z)", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = document.read_text(encoding="utf-8")
+    text = re.sub(r"(### Removed|Without a field:)\n.*?(?=\n#|\Z)", "", text, flags=re.DOTALL)
     names = "|".join(sections)
     named = re.findall(rf"`({names})\.([a-z_]+)`", text) + re.findall(rf"--({names})\.([a-z_]+)", text)
     fields = [(section, field) for section, field in named if (section, field) != ("cluster", "yaml")]

@@ -49,7 +49,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str])
         "--cluster.address",
         "local",
         *("--run.iterations", "12", "--run.checkpoint-every", "6", "--evaluation.every", "6"),
-        *("--task.min-operations", "1", "--task.max-operations", "2"),
+        *("--task.operations", "1,2"),
     ]
 
 

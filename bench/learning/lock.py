@@ -157,7 +157,7 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
         starts = [start for start in places[TRAPS:] if far[start] == operations]
         if starts:
             return f"{LETTERS[starts[0]]}>{LETTERS[GOAL]}!{''.join(LETTERS[trap] for trap in sorted(traps))}"
-    raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
+    raise DataError(f"task lock: no lock with a shortest way of {operations} presses; task.operations ends at 6")
 
 
 def _presses(text: str) -> int:

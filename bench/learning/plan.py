@@ -79,8 +79,7 @@ def setting(
     `more`: other fields, with `__` for the point."""
     fields = {
         "task.name": task,
-        "task.min_operations": steps,
-        "task.max_operations": steps,
+        "task.operations": f"{steps},{steps}",
         "rollout.max_prompt_tokens": room[0],
         "rollout.max_response_tokens": room[1],
         "starter.max_operations": longest,

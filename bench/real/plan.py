@@ -61,7 +61,7 @@ MBPP_FIELDS: Fields = {
 }
 SUMS_FIELDS: Fields = {
     **UNBOUNDED,
-    "task.max_operations": 2,
+    "task.operations": "1,2",
     "task.eval_problems": 200,
     "task.examples": json.dumps(
         [
@@ -75,22 +75,21 @@ SUMS_FIELDS: Fields = {
 }
 HARD_FIELDS: Fields = {
     **SUMS_FIELDS,
-    "task.min_operations": 2,
+    "task.operations": "2,2",
     "task.problems": 32,
     "rollout.starts": 8,
     "replay.start_states": 8,
     "replay.schedule": "constant",
 }
-FEW_FIELDS: Fields = {**HARD_FIELDS, "task.min_operations": 1}
+FEW_FIELDS: Fields = {**HARD_FIELDS, "task.operations": "1,2"}
 CHAIN_FIELDS: Fields = {
     **HARD_FIELDS,
-    "task.min_operations": 3,
-    "task.max_operations": 3,
+    "task.operations": "3,3",
     "rollout.max_response_tokens": 64,
 }
-TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.min_operations": 2, "task.examples": "[]", "task.problems": 128}
+TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.operations": "2,3", "task.examples": "[]", "task.problems": 128}
 """Of the supervised training before `after`."""
-AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.min_operations": 3, "learner.policy_lr": 5e-6}
+AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.operations": "3,3", "learner.policy_lr": 5e-6}
 CODER_FIELDS: Fields = {
     "model.path": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     "learner.lora_rank": 16,

@@ -37,7 +37,7 @@ def verify_rule(reference: str, response: str) -> Verdict:
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
     if operations > len(RIGHT):
-        raise DataError(f"task rule: there are {len(RIGHT)} symbols; lower task.max_operations to {len(RIGHT)}")
+        raise DataError(f"task rule: there are {len(RIGHT)} symbols; lower task.operations to at most {len(RIGHT)}")
     return "".join(rng.choice(list(RIGHT), operations, replace=False))
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from core.sections.base import AUTO, AutoCount, AutoPositive, Count, NonNegative, Positive, Section, Whole
+from core.sections.base import AUTO, AutoCount, AutoPositive, Count, Positive, Section, Whole
 
 Schedule = Literal["constant", "linear", "cosine"]
 """Of a learning rate after its warm-up."""
@@ -56,8 +56,6 @@ class LearnerConfig(Section):
     adam_epsilon: Positive = 1e-8
     """Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink
     with what a batch says. Measured: docs/method.md, Defaults."""
-    weight_decay: NonNegative = 0.0
-    """AdamW weight decay."""
     max_grad_norm: Positive = 1.0
     """Gradient clipping, by global norm."""
     critic_warmup: Whole = 0

@@ -24,6 +24,7 @@ MEANINGS: Mapping[str, str] = {
     "task.columns.answer": "label_key answer_key ground_truth_key reward_fn_key",
     "task.template": "input_template prompt_template",
     "task.system": "system_prompt system_message",
+    "task.operations": "min_operations max_operations",
     "task.reward": (
         "reward_function reward_fn reward_func reward_funcs custom_reward_function custom_reward_function.path "
         "custom_reward_function.name compute_score remote_rm_url"
@@ -148,6 +149,10 @@ WITHOUT: Mapping[str, str] = {
         "flash_attn attn_implementation use_liger_loss use_liger_kernel"
     ),
     "AdamW trains, with a first beta of 0.9": "optim optimizer adam_beta1 beta1",
+    "weights do not decay: at a rate of 1e-6 a decay of 0.1 changes them by 1e-7 of themselves in a step": (
+        "weight_decay l2"
+    ),
+    "`retrospect check --gpus 8` plans for a machine of 8 GPUs": "cluster.gpus",
     "a pair has the columns chosen and rejected, as in TRL": (
         "reward_model.chosen reward_model.rejected chosen_key rejected_key"
     ),

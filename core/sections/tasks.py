@@ -21,6 +21,7 @@ from core.sections.base import (
     Section,
     Whole,
     as_mapping,
+    as_names,
     one_of,
 )
 from core.sections.registry import names
@@ -99,6 +100,12 @@ class RewardConfig(Section):
         return self.label or (urlsplit(self.name).netloc if self.remote else self.name.rpartition(":")[2])
 
 
+def _ascending(given: tuple[int, int]) -> tuple[int, int]:
+    if given[0] > given[1]:
+        raise ValueError("give the fewest first")
+    return given
+
+
 class DataSetConfig(Section):
     """A data set: problems to train on and others that are held out, the form of their prompts, and the judge of their
     responses."""
@@ -128,10 +135,8 @@ class DataSetConfig(Section):
     """Solved examples (prompt, response) that every prompt shows first: turns of the chat template, else text."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
-    min_operations: Count = 4
-    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; sums: sums and differences)."""
-    max_operations: Count = 10
-    """Generated tasks: most operations of a problem to train on."""
+    operations: Annotated[tuple[Count, Count], BeforeValidator(as_names), AfterValidator(_ascending)] = (4, 10)
+    """Generated tasks: fewest and most operations of a problem (arithmetic: of the chain; sums: sums and differences)."""
     problems: AutoCount = Field(AUTO)
     """Generated tasks: training problems to make. Other tasks: most rows that are used. auto: 4,096, or all rows."""
     reward: str = ""
@@ -200,11 +205,6 @@ class TaskConfig(DataSetConfig):
         _all_different("task.sources: two data sets", labels)
         _all_different("task.eval_sets: two data sets", [*labels, *(one.label for one in sets)])
         for _, _, config in (*sources, *sets):
-            if config.min_operations > config.max_operations:
-                raise ValueError(
-                    f"task.min_operations = {config.min_operations} is larger than task.max_operations = "
-                    f"{config.max_operations}; change one of them"
-                )
             if config.reward and config.rewards:
                 raise ValueError("task.reward and task.rewards are both set; keep one of them")
             _all_different("task.rewards: two rewards", [each.title for each in config.rewards])

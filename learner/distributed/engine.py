@@ -108,7 +108,7 @@ class TrainEngine:
 
         config = engine_config(options, dtype)
         trained = [{"params": [p for p in group if p.requires_grad]} for group in groups]
-        adam: dict[str, Any] = {"lr": 0.0, "weight_decay": options.weight_decay, "fused": True}
+        adam: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "fused": True}
         adam |= {"betas": (ADAM_BETA1, options.adam_beta2), "eps": options.adam_epsilon}
         self._stage = int(config["zero_optimization"]["stage"])
         self._optimizer = GuardedAdamW(trained, None if self._stage else options.max_grad_norm, **adam)

@@ -63,7 +63,7 @@ def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, ev
         return list(found.values())
     raise DataError(
         f"task {puzzle.name}: there are no {count} distinct {'evaluation' if evaluation else 'training'} problems of "
-        f"{operations.start} to {operations.stop - 1} operations; raise task.max_operations or lower "
+        f"{operations.start} to {operations.stop - 1} operations; raise the second number of task.operations or lower "
         f"{'task.eval_problems' if evaluation else 'task.problems'}"
     )
 

@@ -174,7 +174,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"learner": {"micro_batch_tokens": 50}, "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 80}},
         "learner.micro_batch_tokens = 50 is less than a whole sequence",
     ),
-    ({"task": {"min_operations": 9, "max_operations": 3}}, "task.min_operations = 9 is larger"),
+    ({"task": {"operations": [9, 3]}}, "task.operations = [9, 3]"),
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),

@@ -38,7 +38,7 @@ def task_with_sets(folder: Path, **changes: Any) -> TaskConfig:
     sets = [
         {"label": "exam", "path": str(Path(write(folder / "exam" / "test.jsonl", exam)).parent)},
         AIME | {"path": write(folder / "aime.jsonl", aime)},
-        {"name": "arithmetic", "label": "chains", "problems": 3, "max_operations": 4},
+        {"name": "arithmetic", "label": "chains", "problems": 3, "operations": [4, 4]},
     ]
     columns = {"prompt": "problem", "answer": "solution", "solution": "solution"}
     fields = {"name": "math", "path": write(folder / "math.jsonl", solved), "columns": columns, "eval_problems": 1}

@@ -73,7 +73,7 @@ def test_mistakes_in_a_mixture_are_one_line() -> None:
     unknown = "unknown key 'task.sources.0.pth'; the nearest valid name is 'task.sources.0.path'"
     assert unknown in message(sources=[{"pth": "x"}])
     assert "task.sources.0.weight = 0: Input should be greater than 0" in message(sources=[{"weight": 0}])
-    assert "task.min_operations = 11 is larger" in message(sources=[{"min_operations": 11}])
+    assert "task.sources.0.operations" in message(sources=[{"operations": [11, 10]}])
 
 
 def test_one_dialogue_among_the_data_sets_asks_for_the_reward_model() -> None:

@@ -132,9 +132,7 @@ def test_the_rewards_of_turns() -> None:
 
 
 def test_a_task_with_an_environment_judges_text_and_turns() -> None:
-    config = TaskConfig(
-        name=CALCULATING, problems=2, eval_problems=1, min_operations=1, max_operations=1, judge_workers=0
-    )
+    config = TaskConfig(name=CALCULATING, problems=2, eval_problems=1, operations=(1, 1), judge_workers=0)
     settings = RolloutConfig(environment=CALLS)
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
     (start,) = roots(task.train[:1], 1, 0)
@@ -154,9 +152,7 @@ def test_a_task_with_an_environment_judges_text_and_turns() -> None:
 
 def test_worlds_that_begin_with_the_same_words_are_other_problems() -> None:
     """Training and evaluation are kept apart by what environments are reset with."""
-    config = TaskConfig(
-        name=CALCULATING, problems=4, eval_problems=2, min_operations=1, max_operations=1, judge_workers=0
-    )
+    config = TaskConfig(name=CALCULATING, problems=4, eval_problems=2, operations=(1, 1), judge_workers=0)
     settings = RolloutConfig(environment="tests.environments:Bad", environment_options={"where": "rules"})
     task = build_task(config, TOKENIZER, limits=TokenLimits(8, 32), context=64, seed=0, rollout=settings)
     assert len({problem.prompt_ids.tobytes() for problem in (*task.train, *task.evaluation)}) == 1

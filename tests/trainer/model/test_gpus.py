@@ -118,7 +118,7 @@ def test_check_plans_for_another_machine_from_config_json_alone(
     shape = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2}
     model = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 32_000, "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(model | shape | {"intermediate_size": 4096}))
-    command = ["check", "--offline", "--task.name=sums", "--model.path", str(tmp_path), "--cluster.gpus", "8"]
+    command = ["check", "--offline", "--task.name=sums", "--model.path", str(tmp_path), "--gpus", "8"]
     pairs = ["--rollout.actors", "4", "--learner.ranks", "4"]
     assert launch.main([*command, *pairs, "--cluster.gpu_memory", "24"]) == 0
     said = capsys.readouterr().out
