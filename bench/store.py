@@ -23,6 +23,7 @@ from core.config import ReplayConfig
 from core.records import EMPTY, Finish, IntArray, ReplayedState, Rollout, Start, Use, Verdict
 from replay.boundaries import TokenTable, boundaries
 from replay.cutting import States
+from replay.source import race
 from replay.store.store import ReplayStore
 
 VOCABULARY = 32_000
@@ -76,6 +77,12 @@ def found_states(size: Size, made: list[IntArray], lengths: list[IntArray], seed
     ]
 
 
+def draw(store: ReplayStore, count: int, seed: int) -> list[ReplayedState]:
+    """States as the replay source draws them."""
+    states = store.candidates()
+    return store.draw(states, race(states, store.ranking, seed, one_of_each=True)[:count])
+
+
 def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> None:
     """Do one iteration's work on the store and time it by kind."""
 
@@ -86,7 +93,7 @@ def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> 
         return found
 
     made = responses(size, number)
-    drawn = _timed("draw", partial(store.sample, size.replayed, number))
+    drawn = _timed("draw", partial(draw, store, size.replayed, number))
     stale = _timed("stale states", partial(store.top, 256, older_than=number))
     lengths = _timed("boundaries", lambda: [boundaries(tokens, TABLE, "line", 0) for tokens in made])
     one = np.zeros(1, np.int32)

@@ -72,7 +72,7 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def replay_halved(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the share of replay is halved (`replay/bounds.py`)."""
+    """Whether the share of replay is halved (`Coverage.root_suffers`)."""
     return bool(shown) and shown[-1].replay_halved > 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from core.errors import CheckpointError, first_line
@@ -18,6 +19,9 @@ from core.records import Rollout, Use, used
 FILE = "coverage.json"
 RECENT = 32  # starts of a problem that are kept, the newest
 DECAY = 0.9  # of the successes of replayed states, per iteration: about the last ten
+LEAST = 16  # problems whose root was started in two iterations, below which nothing is said of it
+ERRORS = 2.0  # standard errors below 0
+MASTERED = 0.5  # recent success of replayed states
 
 
 @dataclass(slots=True)
@@ -74,6 +78,16 @@ class Coverage(StartSource):
         wins, tried = self._replayed
         successes = sum(rollout.verdict.success for rollout in states)
         self._replayed = [DECAY * wins + successes, DECAY * tried + len(states)]
+
+    @property
+    def root_suffers(self) -> bool:
+        """Whether replay costs the root something. Each problem is compared with itself: its success from the root now
+        minus that at first. It does where the mean over problems is below 0 by more than two standard errors, while
+        most continuations of replayed states succeed."""
+        change = np.array([life.root[1] - life.root[0] for life in self.lives.values() if len(life.root) > 1])
+        if len(change) < LEAST or self.replayed_success <= MASTERED:
+            return False
+        return bool(change.mean() < -ERRORS * change.std(ddof=1) / len(change) ** 0.5)
 
     @property
     def replayed_success(self) -> float:

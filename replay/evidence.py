@@ -2,9 +2,9 @@
 it depends on what was added, drawn and recorded, so the number of shards changes nothing."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,21 +12,13 @@ from core.records import Rollout, Use
 from replay.cutting import States
 from replay.rankings.base import SuccessModel
 from replay.store.keys import Reals
-from replay.store.records import Drawn
 from replay.store.table import DECAY
-from replay.success import Feature, fit, strength
+from replay.success import Feature, Known, fit, strength
 
 NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts
 REMEMBERED = 8192  # drawn states whose features are kept until their outcomes arrive: more than are ever in flight
 SAME_SQUARES = 4.0  # outcomes that count as either success or failure before there are any
 LEAST_SPREAD = 1e-6  # deviation of values that counts as none: an untrained critic gives one number for all states
-
-
-class Known(NamedTuple):
-    """What the model knew of a state when it was drawn."""
-
-    chance: float
-    features: list[float]  # [F]
 
 
 @dataclass(slots=True)
@@ -78,11 +70,11 @@ class Evidence:
         self.value_sum += float(values.sum())
         self.value_squares += float((values * values).sum())
 
-    def remember(self, drawn: Drawn) -> None:
+    def remember(self, drawn: Mapping[int, Known]) -> None:
         """Keep what the model knew of drawn states, also after an outcome: a state may be drawn again before."""
-        for key, *known in zip(drawn.keys.tolist(), drawn.chances.tolist(), drawn.features.tolist(), strict=True):
+        for key, known in drawn.items():
             self.drawn.pop(key, None)  # a state that is drawn again becomes the newest
-            self.drawn[key] = Known(*known)
+            self.drawn[key] = known
         for key in list(itertools.islice(self.drawn, max(0, len(self.drawn) - REMEMBERED))):
             del self.drawn[key]
 

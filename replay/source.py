@@ -3,12 +3,13 @@
 Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `extra` asks for the values
 of stale states and for the scores of canonical solutions. `observe` stores outcomes and new states. Replay changes only
 where rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt.
+
+The draw: `replayed_count` says how many, `race` in which order, and with `replay.bounded` `rested` of which problems.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,16 @@ from core.parts.sources import Progress, StartSource, root_start, state_start
 from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
-from replay.bounds import rested, root_suffers
-from replay.coverage import Coverage, continued, is_foreign
+from replay.coverage import Coverage, Life, continued, is_foreign
 from replay.cutting import IsWrong, cut
+from replay.rankings.base import Ranking
+from replay.store.keys import gumbels
+from replay.store.records import Candidates
 
 if TYPE_CHECKING:
     from replay.store.store import ReplayStore
+
+PAUSE = 4  # iterations in which a problem is replayed once at most
 
 
 def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
@@ -35,6 +40,40 @@ def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolve
     [64, 48, 32]
     """
     return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[schedule])
+
+
+def race(states: Candidates, ranking: Ranking, seed: int, *, one_of_each: bool) -> list[int]:
+    """The places of states in the order of a draw without replacement, weighted by exp(priority / temperature).
+
+    It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise wins, of ties the larger key. The
+    noise is a function of (seed, key), so the number of shards changes nothing. `one_of_each`: only the winner of each
+    problem.
+    """
+    scores = states.priority / ranking.temperature + gumbels(states.keys, seed)
+    order = np.lexsort((states.keys, scores))[::-1]
+    if one_of_each:
+        names = states.problem_ids[order].tolist()
+        best = dict(zip(reversed(names), reversed(range(len(names))), strict=True))  # the best is written last
+        order = order[sorted(best.values())]
+    places: list[int] = order.tolist()
+    return places
+
+
+def rested(
+    problem_ids: Sequence[str], lives: Mapping[str, Life], begun: Mapping[str, int], iteration: int
+) -> list[int]:
+    """The places of problems that were not replayed in the last `PAUSE` iterations. Those whose root failed come first,
+    of equals those that were replayed longest ago, of equals as given. `begun`: the latest iteration that drew each
+    problem, whose outcomes may not be known yet.
+
+    Without rest the same few problems are drawn in every iteration, and replay can learn the ends of their responses by
+    heart, or make them better and their beginnings worse. How often a state is drawn is bounded by the ranking
+    `learnability`.
+    """
+    known = [lives.get(name, Life()) for name in problem_ids]
+    last = [max(life.replayed, begun.get(name, 0)) for name, life in zip(problem_ids, known, strict=True)]
+    ready = [place for place, latest in enumerate(last) if not latest or latest <= iteration - PAUSE]
+    return sorted(ready, key=lambda place: (known[place].root_succeeds, last[place]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +104,30 @@ class Replay(StartSource):
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._stale, self._lost = cutting, stale, lost
         self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it; an iteration repeats without it
+        self._requested, self._drawn = 0, 0  # states, since the last `observe`
 
     def wanted(self, most: int, at: Progress) -> int:
         """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
-        root succeeds less than it did (`replay/bounds.py`)."""
+        root succeeds less than it did (`Coverage.root_suffers`)."""
         config, progress = self._config, (at.iteration - 1) / at.iterations
-        share = config.ratio / 2 if root_suffers(self._coverage) else config.ratio
+        share = config.ratio / 2 if self._coverage.root_suffers else config.ratio
         return replayed_count(round(most * share), config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
         """States of high priority, for the share of the starts that the schedule gives, once the store holds enough;
-        with `replay.bounded` of problems that have rested."""
+        with `replay.bounded` one of each problem that has rested. None while all rest: fresh problems take the
+        places, and `store_hit_rate` falls."""
         config, store, wanted = self._config, self._store, self.wanted(most, at)
         if not wanted or len(store) < config.start_states:
             return []
-        seed = derive(at.seed, "replay", at.iteration, *([at.round] if at.round else []))
-        choose = partial(rested, lives=self._coverage.lives, begun=self._begun, iteration=at.iteration)
-        drawn = store.sample(wanted, seed, choose if config.bounded else None)
+        seed = derive(derive(at.seed, "replay", at.iteration, *([at.round] if at.round else [])), "replay")
+        states, ranking = store.candidates(), store.ranking
+        order = race(states, ranking, seed, one_of_each=config.bounded or ranking.one_per_problem)
+        if config.bounded:
+            names = [states.problem_ids[place] for place in order]
+            order = [order[place] for place in rested(names, self._coverage.lives, self._begun, at.iteration)]
+        drawn = store.draw(states, order[:wanted])
+        self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
         self._begun |= {state.problem_id: at.iteration for state in drawn}
         return [self._start(state, at, index) for index, state in enumerate(drawn)]
 
@@ -97,6 +143,8 @@ class Replay(StartSource):
         """Store new values, outcomes of replayed states, and the states of the rollouts; none behind a prefix of
         another source, whose text is not the policy's own."""
         store, cutting = self._store, self._cutting
+        store.count_draws(self._requested, self._drawn)  # not in `propose`: the iteration may be repeated
+        self._requested, self._drawn = 0, 0
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
         own = [one for one in used(rollouts, Use.TRAIN, Use.COUNT) if not is_foreign(one)]
@@ -113,6 +161,7 @@ class Replay(StartSource):
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
         self._begun = {}
+        self._requested, self._drawn = 0, 0
         if folder is None:
             self._store.clear()
         else:
@@ -125,7 +174,7 @@ class Replay(StartSource):
         found = {f"store_{name}": getattr(stats, name) for name in names}
         found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
         found["store_memory"] = stats.resident_bytes / 2**30
-        return found | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(root_suffers(self._coverage))}
+        return found | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(self._coverage.root_suffers)}
 
     def close(self) -> None:
         """Stop the shards."""

@@ -28,6 +28,7 @@ n + 1 outcomes at most slows the way back to the root.
 import json
 from dataclasses import asdict
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,13 @@ class Feature(IntEnum):
     VALUE = 6  # v - m
     PARTIAL = 7  # a failure that solves part of its task
     PARTIAL_LEFT = 8
+
+
+class Known(NamedTuple):
+    """What the model knew of a state when it was drawn."""
+
+    chance: float  # before the state's own outcomes count
+    features: list[float]  # [F]
 
 
 def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from replay.store.store import ReplayStore
 from tasks.judging import start_judge
 from tasks.kinds import task_items
 from tasks.sampling import Fresh, UniformSampler
-from tests.replay.made import states
+from tests.replay.made import sample, states
 from tests.trainer.examples import iteration
 from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, fake_run
 from trainer.build import own_source
@@ -108,7 +108,7 @@ def test_a_ranking(tmp_path: Path) -> None:
             cut("won", Provenance.OWN_FAILED, [number, *range(9)]) for number in (90, 91)
         ]  # the root does not solve it
         store.add([cut("won", Provenance.OWN_SUCCESSFUL, [*range(10)]), *failed], version=0)
-        drawn = store.sample(9, seed=0)
+        drawn = sample(store, 9, seed=0)
     assert sorted(state.prefix_ids.tolist() for state in drawn) == [[0, 1], [0, 1, 2, 3, 4]]
 
 

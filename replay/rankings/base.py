@@ -71,7 +71,8 @@ class Ranking:
     model: ClassVar[Literal["unused", "scale", "success"]] = "unused"
     """What it reads of `StateColumns.model`: the scale only, or all. Its change ranks all states again."""
     one_per_problem: ClassVar[bool] = False
-    """Whether an iteration replays at most one state of each problem, so that few problems take few starts."""
+    """Whether a draw has at most one state of each problem, the winner of its states, so that few problems take few
+    starts. With `replay.bounded` every draw has."""
 
     def __init__(self, config: ReplayConfig) -> None:
         """Take its settings, if it has any, from the replay section."""

@@ -1,4 +1,4 @@
-"""Small records of the store: the counters of a shard, and the states that it returns."""
+"""Small records of the store: the counters of a shard, and what of its states a draw reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from core.records import FloatArray, Provenance, ReplayedState
-from replay.store.keys import Keys, Reals
+from core.records import FloatArray
+from replay.store.keys import Keys
 
 Objects = npt.NDArray[np.object_]
 
@@ -28,34 +28,16 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """The m states that a shard returns, highest score first."""
+class Candidates:
+    """The S states that may be drawn."""
 
-    problem_ids: Objects  # [m] str
-    prefixes: Objects  # [m] `bytes` of int32 tokens: hundreds of small arrays take much longer to send
-    keys: Keys  # [m]
-    values: FloatArray
-    provenance: npt.NDArray[np.uint8]
-    version: npt.NDArray[np.int32]
-    chances: Reals  # by the success model, before the state's own outcomes count; 0 if the ranking reads no model
-    features: Reals  # [m, F] of the success model
-    scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
-
-    def take(self, places: Sequence[int]) -> "Drawn":
-        """The states at these places, in this order."""
-        return Drawn(**{field.name: getattr(self, field.name)[list(places)] for field in fields(self)})
-
-    def states(self) -> list[ReplayedState]:
-        """A record of each."""
-        columns = (self.keys, self.problem_ids, self.prefixes, self.values, self.provenance, self.version)
-        return [
-            ReplayedState(key, problem, np.frombuffer(prefix, np.int32), value, Provenance(provenance), version)
-            for key, problem, prefix, value, provenance, version in zip(*(c.tolist() for c in columns), strict=True)
-        ]
+    problem_ids: Objects  # [S] str
+    keys: Keys  # [S]
+    priority: FloatArray  # [S]
+    version: npt.NDArray[np.int32]  # [S] weight version of the value
 
 
-def joined(parts: Sequence[Drawn], count: int) -> Drawn:
-    """The `count` highest-scoring states of all shards, best first. Of ties the larger key comes first."""
-    found = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)}
-    best = np.lexsort((found["keys"], found["scores"]))[::-1][:count]
-    return Drawn(**{name: column[best] for name, column in found.items()})
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """Those of all shards."""
+    names = [field.name for field in fields(Candidates)]
+    return Candidates(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -1,4 +1,4 @@
-"""One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
+"""One shard of the replay store: it stores states in numpy columns and applies writes to them.
 
 Invariants: a write is a deterministic function of the current states and its arguments, and changes each problem
 independently. So replaying a journal gives the same states, and so does spreading the problems over more shards. A
@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Flags, FloatArray, IntArray, Provenance
+from core.records import Flags, FloatArray, IntArray, Provenance, ReplayedState
 from replay.rankings.base import StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
 from replay.store import writes
-from replay.store.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
-from replay.store.records import Counters, Drawn, Objects
+from replay.store.keys import Keys, Reals, Rows, eviction_order, problem_hash, state_keys
+from replay.store.records import Candidates, Counters, Objects
 from replay.store.table import DECAY, PROBLEM, STATE, TRAJECTORY, Table
-from replay.success import Feature, chances, features_of
+from replay.success import Known, chances, features_of
 
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
 
@@ -130,25 +130,29 @@ class Shard:
 
     # -- reads
 
-    def draw(self, count: int, seed: int) -> Drawn:
-        """Draw `count` states without replacement, weighted by exp(priority / temperature). It is a Gumbel race (Kool
-        et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state). With
-        `one_per_problem` the winner of each problem races on: problems weigh what their states do."""
-        rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
-        keys = self.states["key"][rows]
-        scores = self.states["priority"][rows] / self.ranking.temperature + gumbels(keys, seed)
-        if self.ranking.one_per_problem and len(rows):
-            begins = np.diff(self.states["problem"][rows], prepend=-1) != 0
-            best = scores == np.maximum.reduceat(scores, np.flatnonzero(begins))[np.cumsum(begins) - 1]
-            rows, scores = rows[best], scores[best]
-        return self._hand_out(rows, scores, count)
+    def candidates(self) -> Candidates:
+        """The states that may be drawn."""
+        states, names = self.states, np.array(self.names, np.object_)
+        rows = np.flatnonzero(~np.isneginf(states["priority"]))
+        return Candidates(
+            names[states["problem"][rows]], states["key"][rows], states["priority"][rows], states["version"][rows]
+        )
 
-    def top(self, count: int, older_than: int) -> Drawn:
-        """The `count` replayable states of highest priority whose value is older than a weight version, best first."""
-        rows = np.flatnonzero(~np.isneginf(self.states["priority"]) & (self.states["version"] < older_than))
-        keys = self.states["key"][rows]
-        order = eviction_order(self.states["priority"][rows], self.states["version"][rows], keys)
-        return self._hand_out(rows, order, count)
+    def fetch(self, problem_ids: list[str], keys: list[int]) -> list[ReplayedState]:
+        """The states of these problems and keys."""
+        rows = self._find(self.number(problem_ids), np.array(keys, np.uint64))
+        values, provenance, version = (self.states[name][rows].tolist() for name in ("value", "provenance", "version"))
+        prefixes = map(self.prefix, rows.tolist())
+        columns = zip(keys, problem_ids, prefixes, values, map(Provenance, provenance), version, strict=True)
+        return [ReplayedState(*column) for column in columns]
+
+    def known(self, problem_ids: list[str], keys: list[int]) -> list[Known]:
+        """What the success model knows of these states."""
+        rows = self._find(self.number(problem_ids), np.array(keys, np.uint64))
+        around, columns = self._columns(np.unique(self.states["problem"][rows]))
+        features, at = features_of(columns), np.searchsorted(around, rows)
+        chance = chances(columns, features)[at]
+        return [Known(*one) for one in zip(chance.tolist(), features[at].tolist(), strict=True)]
 
     def least(self, count: int) -> tuple[Keys, Keys]:
         """(Eviction order, key) of the next `count` states to evict, the first one first."""
@@ -190,34 +194,6 @@ class Shard:
         return np.fromiter(map(known.__getitem__, problem_ids), np.int64, len(problem_ids))
 
     # -- inside
-
-    def _hand_out(self, rows: Rows, scores: Reals | npt.NDArray[np.uint64], count: int) -> Drawn:
-        """The `count` rows of the highest scores, best first; ties by key, the larger first."""
-        if count < len(rows):
-            best = np.flatnonzero(scores >= np.partition(scores, -count)[-count]) if count else np.zeros(0, np.int64)
-            rows, scores = rows[best], scores[best]
-        order = np.lexsort((self.states["key"][rows], scores))[::-1][:count]
-        rows = rows[order]
-        known, features = self._known(rows)
-        return Drawn(
-            problem_ids=np.array([self.names[i] for i in self.states["problem"][rows].tolist()], np.object_),
-            prefixes=np.array([self.prefix(row).tobytes() for row in rows.tolist()], np.object_),
-            keys=self.states["key"][rows],
-            values=self.states["value"][rows],
-            provenance=self.states["provenance"][rows],
-            version=self.states["version"][rows],
-            chances=known,
-            features=features,
-            scores=scores[order],
-        )
-
-    def _known(self, rows: Rows) -> tuple[Reals, Reals]:
-        """What the success model knows of states: chances [m], features [m, F]; 0 if the ranking does not read it."""
-        if self.ranking.model != "success":
-            return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
-        around, columns = self._columns(np.unique(self.states["problem"][rows]))
-        features, at = features_of(columns), np.searchsorted(around, rows)
-        return chances(columns, features)[at], features[at]
 
     def _spans(self, problems: Rows) -> tuple[Rows, Rows]:
         """First row of each problem's states, and their number."""

@@ -1,8 +1,8 @@
-"""The replay store as the trainer sees it: it routes writes to shards, draws from all of them, saves and restores.
+"""The replay store as the trainer sees it: it routes writes to shards, reads all of them, saves and restores.
 
 `ReplayStore` lives in the driver. Each `ShardServer` is a Ray actor, or with `local` a plain object. Invariants: the
-number of shards changes nothing but placement. An iteration makes at most one call per shard and kind of work. Every
-wait has a deadline, and an error names the shard. A call to a dead shard is repeated until then, and applied once.
+number of shards changes nothing but placement. The calls of an iteration do not grow with its states. Every wait has
+a deadline, and an error names the shard. A call to a dead shard is repeated until then, and applied once.
 """
 
 import json
@@ -21,14 +21,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from core.config import ReplayConfig
 from core.errors import RetrospectError, StoreError, first_line
 from core.records import ReplayedState, Rollout, Start
-from core.seeds import derive
 from replay.cutting import States
 from replay.evidence import Evidence
 from replay.rankings.base import SuccessModel
 from replay.rankings.find import find_ranking
 from replay.store import writes
-from replay.store.keys import Keys, shard_of
-from replay.store.records import joined
+from replay.store.keys import Keys, eviction_order, shard_of
+from replay.store.records import Candidates, joined
 from replay.store.server import ShardServer, ShardSize
 from replay.store.shard import Shard
 from replay.store.snapshot import FORMAT, MANIFEST, read_manifest
@@ -38,11 +37,6 @@ from replay.success import from_text, to_text
 R = TypeVar("R")
 DEADLINE = 120.0  # seconds that a shard may take to answer one call
 MOST_BYTES = 4 << 30  # of the states and tokens over all shards; those of the lowest retention are evicted
-
-
-CANDIDATES = 1024  # states of a draw that a caller may choose from
-Choose = Callable[[list[ReplayedState], int], list[int]]
-"""The best states of a draw, and how many are wanted -> the places of those that are drawn."""
 
 
 class ReplayStore:
@@ -59,7 +53,7 @@ class ReplayStore:
         `local`: keep the shards in this process, without journals."""
         self._shards, self._capacity = config.shards, config.capacity
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
-        self._reads = find_ranking(config).model
+        self.ranking = find_ranking(config)
         self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
         self._sizes = [ShardSize(0, 0)] * config.shards
@@ -95,31 +89,38 @@ class ReplayStore:
         it."""
         self._evidence.record(outcomes)
         model = self._model
-        if self._reads != "unused":
-            model = self._evidence.model(of_success=self._reads == "success")
+        if self.ranking.model != "unused":
+            model = self._evidence.model(of_success=self.ranking.model == "success")
         parts = self._split(outcomes, [rollout.start.problem_id for rollout in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
         self._model = model
         self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
-    def sample(self, n: int, seed: int, choose: Choose | None = None) -> list[ReplayedState]:
-        """Draw n distinct states, or all if fewer are replayable, weighted by exp(priority / temperature). With
-        `choose` the best `CANDIDATES` of the draw are offered to it. The same writes and seed give the same states for
-        any number of shards."""
-        self._requested += n
-        count = n if choose is None else max(n, CANDIDATES)
-        drawn = joined(self._all(Shard.draw, count, derive(seed, "replay")), count)
-        if choose is not None:
-            drawn = drawn.take(choose(drawn.states(), n))
-        self._sampled += len(drawn.keys)
-        if self._reads == "success":
-            self._evidence.remember(drawn)
-        return drawn.states()
+    def candidates(self) -> Candidates:
+        """The states that may be drawn, in no order."""
+        return joined(self._all(Shard.candidates))
+
+    def draw(self, states: Candidates, places: Sequence[int]) -> list[ReplayedState]:
+        """The candidates at these places, in this order, as drawn: what the success model knows of them now is kept for
+        their outcomes."""
+        if self.ranking.model == "success":
+            keys = states.keys[list(places)].tolist()
+            self._evidence.remember(dict(zip(keys, self._of_each(Shard.known, states, places), strict=True)))
+        return self._of_each(Shard.fetch, states, places)
+
+    def count_draws(self, requested: int, drawn: int) -> None:
+        """Count the states that were requested for an iteration, and those that were there."""
+        self._requested += requested
+        self._sampled += drawn
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
-        """The n states of highest priority with a value older than weight version `older_than`, for `revalue`."""
-        return joined(self._all(Shard.top, n, older_than), n).states()
+        """The n candidates of highest priority with a value older than weight version `older_than`, for `revalue`."""
+        states = self.candidates()
+        old = np.flatnonzero(states.version < older_than)
+        order = eviction_order(states.priority[old], states.version[old], states.keys[old])
+        best = old[np.lexsort((states.keys[old], order))[::-1][:n]]
+        return self._of_each(Shard.fetch, states, best.tolist())
 
     def revalue(self, valued: Sequence[Rollout], version: int) -> None:
         """Store the first value of rollouts that continue states, all finite, from a critic of this weight version."""
@@ -186,7 +187,7 @@ class ReplayStore:
 
     def _forget(self) -> None:
         """Set what the driver knows to what a new store knows."""
-        self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
+        self._requested, self._sampled = 0, 0
         self._model, self._evidence = SuccessModel(), Evidence()
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
@@ -224,6 +225,18 @@ class ReplayStore:
         chosen = np.lexsort((keys, orders))[:excess]
         last = writes.pack_eviction(int(orders[chosen[-1]]), int(keys[chosen[-1]]))
         self._write(dict.fromkeys(np.unique(shard[chosen]).tolist(), last))
+
+    def _of_each(
+        self, method: Callable[[Shard, list[str], list[int]], list[R]], states: Candidates, places: Sequence[int]
+    ) -> list[R]:
+        """What a function of the shards, given problem ids and keys, says of each candidate at these places."""
+        names, keys = [states.problem_ids[place] for place in places], states.keys[list(places)].tolist()
+        parts = self._split(range(len(places)), names)
+        calls = {shard: (method, [names[i] for i in part], [keys[i] for i in part]) for shard, part in parts.items()}
+        found: dict[int, R] = {}
+        for shard, answers in self._call(ShardServer.read, calls):
+            found |= zip(parts[shard], answers, strict=True)
+        return [found[number] for number in range(len(places))]
 
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
         """Call a function of every shard concurrently. Answers by shard."""

@@ -14,11 +14,10 @@ from core.records import Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.rankings.base import SuccessModel
 from replay.store.server import ShardServer
-from replay.store.shard import Shard
 from replay.store.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
 from tests.monitor.continued import continued
-from tests.replay.made import outcome, states
+from tests.replay.made import best, outcome, states
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def run(tmp_path: Path) -> Path:
         shard.write(number - 1, pack_states([found], 1, len(tokenizer)))
 
     add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED)
-    first = int(shard.read(1, Shard.top, 1, 9).keys[0])
+    first = shard.read(1, best)[0].key
     add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
     add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL)
     shard.write(3, pack_outcomes([outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))

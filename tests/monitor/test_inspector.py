@@ -22,12 +22,11 @@ from monitor.inspector import Inspector
 from replay.coverage import Coverage
 from replay.rankings.base import SuccessModel
 from replay.store.server import ShardServer
-from replay.store.shard import Shard
 from replay.store.writes import pack_outcomes, pack_states
 from tasks.synthetic.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
 from tests.monitor.continued import continued
-from tests.replay.made import outcome, states
+from tests.replay.made import best, outcome, states
 from tests.trainer.fakes import PROBLEMS as STARTED
 from tests.trainer.fakes import FakeEngines
 from trainer.run import Sources
@@ -71,7 +70,7 @@ def made(tmp_path: Path) -> Made:
     found = Made(tmp_path)
     found.prompts({"p": "What is 1+1?", "q": "What is 2+2?"})
     found.add("p", "a=2\nb=4\nc=1\n", [4, 8], Provenance.OWN_FAILED)
-    start = next(key for key in found.server.read(1, Shard.top, 2, 9).states() if len(key.prefix_ids) == 8).key
+    start = next(key for key in found.server.read(1, best) if len(key.prefix_ids) == 8).key
     found.add("p", "a=2\nb=4\nd=5\n9", [12], Provenance.OWN_SUCCESSFUL, parent=start)
     found.write(pack_outcomes([outcome(start, "p", correct, 1) for correct in (True, False, False)], SuccessModel()))
     found.add("q", "a=7\n1", [4], Provenance.OWN_SUCCESSFUL)
@@ -202,7 +201,7 @@ def test_a_hundred_thousand_states_answer_at_once(tmp_path: Path) -> None:
                 len(made.tokenizer),
             )
         )
-    key = f"{made.server.read(made.writes, Shard.top, 1, 9).states()[0].key:016x}"
+    key = f"{made.server.read(made.writes, best)[0].key:016x}"
     interactions = {
         "search": "search.value = 'what 4321'; await fill()",
         "find a state": f"search.value = '{key}'; await fill(); await show(rows[0])",

@@ -30,7 +30,7 @@ from replay.store.shard import Shard
 from replay.store.store import ReplayStore
 from replay.store.writes import pack_outcomes, pack_states
 from tests.monitor.continued import continued
-from tests.replay.made import outcome, states
+from tests.replay.made import best, outcome, states
 
 CONFIG = ReplayConfig(ranking="value")
 NEWEST = 2**31 - 1
@@ -153,7 +153,7 @@ def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server.write(0, pack_states(made[:1], 1, 26))
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
     server.write(1, pack_states(made[1:], 1, 26))
-    best = server.read(2, Shard.top, 1, NEWEST).states()[0]
-    server.write(2, pack_outcomes([outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
+    first = server.read(2, best)[0]
+    server.write(2, pack_outcomes([outcome(first.key, first.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

@@ -6,7 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from core.records import EMPTY, Finish, IntArray, Provenance, ReplayedState, Rollout, Start, Use, Verdict
+from core.seeds import derive
 from replay.cutting import States
+from replay.source import race
+from replay.store.shard import Shard
+from replay.store.store import ReplayStore
 
 VERDICTS = {
     Provenance.OWN_FAILED: Verdict(0.0, False),
@@ -59,3 +63,17 @@ def valued(key: int, problem: str, value: float) -> Rollout:
 def start_of(key: int, problem: str, prefix: IntArray) -> Start:
     """A replayed start."""
     return Start("", problem, EMPTY, prefix, 1, 0, key)
+
+
+def sample(store: ReplayStore, count: int, seed: int) -> list[ReplayedState]:
+    """A draw by the priority alone, as the replay source makes it."""
+    states = store.candidates()
+    order = race(states, store.ranking, derive(seed, "replay"), one_of_each=store.ranking.one_per_problem)
+    return store.draw(states, order[:count])
+
+
+def best(shard: Shard) -> list[ReplayedState]:
+    """The states of a shard that may be drawn, highest priority first."""
+    states = shard.candidates()
+    order = np.argsort(-states.priority, kind="stable").tolist()
+    return shard.fetch([states.problem_ids[place] for place in order], states.keys[order].tolist())

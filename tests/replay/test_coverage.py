@@ -1,12 +1,15 @@
 """What a run has seen and solved, by hand."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from core.parts.sources import Progress, root_start, state_start
-from core.records import Use
-from replay.coverage import RECENT, Coverage, Life, read_lives
+from core.records import EMPTY, Problem, Rollout, Use, Verdict
+from replay.coverage import LEAST, RECENT, Coverage, Life, read_lives
+from tests.replay.made import rollout
 from tests.trainer.fakes import PROBLEMS, FakeEngines
 
 AT = Progress(0, 1, 10, 2)
@@ -44,3 +47,66 @@ def test_a_life_keeps_its_newest_starts_and_its_first_successes() -> None:
     assert (life.visits, life.first, life.first_from_root) == (RECENT, 2, 2)
     assert life.recent[0] == [2, 0, 2, 2]
     assert len(life.recent) == RECENT
+
+
+NAMES = [f"p{number}" for number in range(LEAST)]
+SUCCEEDS, FAILS = (True, True, True, False), (True, False, False, False)
+
+
+def visit(name: str, *outcomes: bool, replayed: bool = False) -> list[Rollout]:
+    problem = Problem(name, EMPTY, "gold")
+    start = state_start(problem, EMPTY, 7, AT, 0) if replayed else root_start(problem, AT, 0)
+    return [rollout(replace(start, id=f"{name}{replayed}"), [1], Verdict(float(right), right)) for right in outcomes]
+
+
+def observed(*iterations: Sequence[Rollout]) -> Coverage:
+    """What is known after iterations 1, 2, ..."""
+    made = Coverage(3)
+    for number, rollouts in enumerate(iterations, 1):
+        made.observe(rollouts, replace(AT, iteration=number))
+    return made
+
+
+def test_a_success_from_a_state_is_no_success_of_the_root() -> None:
+    states, solves, fails = visit("a", True, replayed=True), visit("a", True), visit("a", False)
+    assert not observed(states).lives["a"].root_succeeds
+    assert observed(states, solves).lives["a"].root_succeeds
+    assert not observed(states, solves, fails).lives["a"].root_succeeds  # the last visit counts
+
+
+def guard(before: Sequence[bool], after: Sequence[bool], replayed: Sequence[bool], names: Sequence[str]) -> Coverage:
+    """After two visits of each problem; the last problem's outcomes stay, so that the changes differ."""
+    first = [one for name in names for one in visit(name, *before)]
+    second = [one for name in names for one in visit(name, *(before if name == names[-1] else after))]
+    return observed(first, [*second, *visit(names[0], *replayed, replayed=True)])
+
+
+def test_a_worse_root_halves_replay_whose_starts_succeed() -> None:
+    assert guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES).root_suffers
+    assert not guard(SUCCEEDS, FAILS, FAILS, NAMES).root_suffers  # replayed starts fail, too: the run is lost anyhow
+    assert not guard(FAILS, SUCCEEDS, SUCCEEDS, NAMES).root_suffers
+    assert not guard(SUCCEEDS, SUCCEEDS, SUCCEEDS, NAMES).root_suffers
+
+
+def test_few_problems_tell_nothing() -> None:
+    assert not guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES[1:]).root_suffers
+
+
+def test_a_change_within_two_standard_errors_is_noise() -> None:
+    # 9 of 16 problems lose their one success in four, 7 gain one: a mean of -1/32, with a standard error of 2/32
+    after = [visit(name, number >= 9, number >= 9, False, False) for number, name in enumerate(NAMES)]
+    later = [*(one for group in after for one in group), *visit("p0", *SUCCEEDS, replayed=True)]
+    assert not observed([one for name in NAMES for one in visit(name, *FAILS)], later).root_suffers
+
+
+def test_replay_comes_back_with_the_root_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    first, second = guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES), Coverage(3)
+    first.save(tmp_path)
+    second.restore(tmp_path)
+    for made in (first, second):
+        assert made.root_suffers
+        made.observe([one for name in NAMES for one in visit(name, *SUCCEEDS)], replace(AT, iteration=3))
+        assert not made.root_suffers
+    assert second.lives == first.lives
+    second.restore(None)
+    assert (second.lives, second.replayed_success) == ({}, 0.0)

@@ -13,11 +13,10 @@ from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from replay.store.journal import Journal, read_journal
 from replay.store.server import ShardServer, recover
-from replay.store.shard import Shard
 from replay.store.snapshot import FORMAT
 from replay.store.stats import shard_stats
 from replay.store.writes import pack_states
-from tests.replay.made import states
+from tests.replay.made import best, states
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ReplayConfig(ranking="value")
@@ -36,8 +35,7 @@ def fill(shard: ShardServer, first: int, last: int) -> None:
 
 
 def content(shard: ShardServer) -> set[tuple[str, tuple[int, ...]]]:
-    drawn = shard.read(0, Shard.draw, 10**6, 0)
-    return {(state.problem_id, tuple(state.prefix_ids)) for state in drawn.states()}
+    return {(state.problem_id, tuple(state.prefix_ids)) for state in shard.read(0, best)}
 
 
 def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
@@ -92,7 +90,7 @@ def test_a_shard_whose_files_cannot_be_read_says_so_and_can_be_restored(tmp_path
             journal.write_bytes((20).to_bytes(8, "little") + b"something else there")
     again = server(tmp_path / "live")
     with pytest.raises(LostShardError, match="0 of 3 writes"):
-        again.read(3, Shard.draw, 1, 0)
+        again.read(3, best)
     again.restore(3, [saved], 1)
     assert content(again) == content(shard)
 

@@ -117,41 +117,6 @@ def test_graded_outcomes_add_up_and_are_solved_if_they_are_correct() -> None:
     assert found == {"tried": 2.0, "solved": 1.0, "wins": 1.25, "losses": 0.75, "squares": 0.8125}
 
 
-def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
-    """Values 0, 1, 2 at temperature 1: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
-    shard = shard_of(states("p", range(10), [1, 2, 3], [0.0, 1.0, 2.0]))
-    lengths = [len(shard.draw(1, seed).states()[0].prefix_ids) for seed in range(4000)]
-    shares = np.bincount(lengths, minlength=4)[1:] / 4000
-    np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
-
-
-def test_learnability_draws_one_state_of_each_problem() -> None:
-    """Worked example of learnability.py and a second problem: worth 4 * 0.378 * 0.622 = 0.940 at its only state.
-
-    The first problem counts by its best state, so each comes first half of the time. Its states: 0.218, 0.406, 0.376 by
-    worth.
-    """
-    shard = shard_of(
-        states("p", [*range(100)], [25, 50, 75], [0.0] * 3, Provenance.CANONICAL),
-        states("q", [*range(50)], [25], [0.0], Provenance.CANONICAL),
-        ranking="learnability",
-    )
-    drawn = [shard.draw(4, seed).states() for seed in range(4000)]
-    assert all(sorted(state.problem_id for state in each) == ["p", "q"] for each in drawn)
-    assert np.mean([each[0].problem_id == "p" for each in drawn]) == pytest.approx(0.5, abs=0.024)  # 3 sigma
-    lengths = [len(state.prefix_ids) for each in drawn for state in each if state.problem_id == "p"]
-    np.testing.assert_allclose(np.bincount(lengths)[[25, 50, 75]] / 4000, [0.218, 0.406, 0.376], atol=0.024)
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 50])
-def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
-    made = [states(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]
-    shard = shard_of(*made)
-    whole, some = shard.draw(40, 3), shard.draw(count, 3)
-    assert some.keys.tolist() == whole.keys.tolist()[:count]
-    assert (np.diff(whole.scores) < 0).all()
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

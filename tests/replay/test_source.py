@@ -138,8 +138,23 @@ def test_a_replayed_problem_rests(store: ReplayStore) -> None:
     assert {start.problem_id for start in starts} == {"p", "q"}
     both.observe([scored(start, ids(9, 9), False) for start in starts], AT)
     assert both.propose(8, replace(AT, iteration=6)) == []
+    both.observe([], replace(AT, iteration=6))
+    assert store.stats().hit_rate == 2 / 8  # 4 are wanted in each iteration
     again = both.propose(8, replace(AT, iteration=7))
     assert {start.problem_id for start in again} == {"p", "q"}
+
+
+def test_draws_count_once_their_iteration_is_complete(store: ReplayStore, tmp_path: Path) -> None:
+    """A run that is stopped between `propose` and `observe` repeats the iteration."""
+    replay = source(store)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)
+    replay.propose(8, AT)  # 2 of 4
+    replay.save(tmp_path / "stopped")
+    assert replay.metrics()["store_hit_rate"] == 0.0
+    replay.restore(tmp_path / "stopped")
+    replay.propose(8, AT)
+    replay.observe([], AT)
+    assert (store.stats().requested, store.stats().sampled) == (4, 2)
 
 
 def test_rounds_of_an_iteration_draw_other_problems(store: ReplayStore) -> None:

@@ -21,7 +21,7 @@ from replay.cutting import States
 from replay.store.server import ShardServer
 from replay.store.shard import Shard
 from replay.store.store import ReplayStore
-from tests.replay.made import of_kind, outcome, outcomes, states, valued
+from tests.replay.made import of_kind, outcome, outcomes, sample, states, valued
 
 VOCABULARY = 100
 KINDS = (Provenance.OWN_FAILED, Provenance.OWN_SUCCESSFUL, Provenance.CANONICAL)
@@ -60,17 +60,16 @@ def test_a_sampled_state_is_a_prefix_that_was_added(store: ReplayStore) -> None:
         (c.problem_id, tuple(c.rollout.tokens[:k])): v for c in added for k, v in zip(c.lengths, c.values, strict=True)
     }
     assert len(store) == 120  # 20 problems x 2 trajectories x 3 boundaries
-    states = store.sample(50, seed=3)
+    states = sample(store, 50, seed=3)
     assert len({s.key for s in states}) == 50
     for state in states:
         assert state.value == pytest.approx(prefixes[state.problem_id, tuple(state.prefix_ids)])
-    assert [s.key for s in store.sample(50, seed=3)] == [s.key for s in states]
-    assert [s.key for s in store.sample(50, seed=4)] != [s.key for s in states]
-    assert store.stats().hit_rate == 1.0
-    assert len(store.sample(200, seed=4)) == 120
-    assert store.stats().hit_rate == (150 + 120) / (150 + 200)
-    store.top(10, NEWEST)  # for the critic, not for a rollout
-    assert store.stats().sampled == 270
+    assert [s.key for s in sample(store, 50, seed=3)] == [s.key for s in states]
+    assert [s.key for s in sample(store, 50, seed=4)] != [s.key for s in states]
+    assert len(sample(store, 200, seed=4)) == 120
+    store.count_draws(50, 50)
+    store.count_draws(200, 120)
+    assert store.stats().hit_rate == 170 / 250
 
 
 def run_with(shards: int, directory: Path, local: bool, **fields: object) -> list[list[tuple[int, float]]]:
@@ -78,7 +77,7 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
     store = opened(directory, shards, local, capacity=300, per_problem=5, **fields)
     for turn in range(3):
         store.add(candidates(60, seed=turn), 1)
-        drawn = store.sample(20, seed=turn)
+        drawn = sample(store, 20, seed=turn)
         store.record([outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
         stale = store.top(5, older_than=2)
         store.revalue([valued(s.key, s.problem_id, 0.5) for s in stale], 2)
@@ -88,8 +87,8 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
         assert len(store) == before - 3
         store.remove(lost)  # they are gone
         assert len(store) == before - 3
-        assert {s.key for s in drawn[:3]}.isdisjoint(s.key for s in store.sample(300, seed=turn))
-    seen = [[(s.key, s.value) for s in store.sample(n, seed=9)] for n in (10, 200)]
+        assert {s.key for s in drawn[:3]}.isdisjoint(s.key for s in sample(store, 300, seed=turn))
+    seen = [[(s.key, s.value) for s in sample(store, n, seed=9)] for n in (10, 200)]
     seen.append([(s.key, s.value) for s in store.top(30, NEWEST)])
     assert len(store) <= 300
     assert len(seen[0]) == 10
@@ -124,15 +123,15 @@ def test_outcomes_that_follow_the_critic_raise_its_weight(tmp_path: Path) -> Non
     store = opened(tmp_path, 2, local=True, ranking="learnability")
     store.add(candidates(30), 1)
     for turn in range(6):
-        drawn = store.sample(60, seed=turn)
+        drawn = sample(store, 60, seed=turn)
         store.record([outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
     assert store._model.weights[6] > 0.5  # of the critic's value within a problem: 0 without outcomes
     store.save(tmp_path / "checkpoint")
-    expected = [s.key for s in store.sample(20, seed=99)]
+    expected = [s.key for s in sample(store, 20, seed=99)]
     other = opened(tmp_path / "other", 3, local=True, ranking="learnability")
     other.restore(tmp_path / "checkpoint")
     assert other._model == store._model
-    assert [s.key for s in other.sample(20, seed=99)] == expected
+    assert [s.key for s in sample(other, 20, seed=99)] == expected
 
 
 def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +140,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     one, value = np.array([6], np.int32), np.zeros(1, np.float32)  # one state of each problem
     made = candidates(3, per_problem=1)
     store.add([states(c.problem_id, c.rollout.tokens, one, value, Provenance.CANONICAL) for c in made], 1)
-    drawn = [store.sample(3, seed=turn) for turn in range(2)]
+    drawn = [sample(store, 3, seed=turn) for turn in range(2)]
     for found in drawn:
         store.record([outcome(s.key, s.problem_id, won, 1) for s in found for won in (True, False)])
     assert len(store._evidence.features) == 6
@@ -150,7 +149,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
         0.0,
     )  # a canonical solution is no rollout
     monkeypatch.setattr("replay.evidence.REMEMBERED", 2)
-    again = [store.sample(3, seed=turn) for turn in range(2, 4)]
+    again = [sample(store, 3, seed=turn) for turn in range(2, 4)]
     assert list(store._evidence.drawn) == [state.key for state in again[1][1:]]
 
 
@@ -160,7 +159,7 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
 
     def iteration(store: ReplayStore, number: int) -> list[int]:
         store.add(candidates(60, seed=number % 7), 1)
-        drawn = store.sample(20, seed=number)
+        drawn = sample(store, 20, seed=number)
         store.record([outcome(s.key, s.problem_id, s.value > 0.5, number + 2) for s in drawn])
         stale = store.top(5, older_than=number + 2)
         store.revalue([valued(s.key, s.problem_id, 0.5) for s in stale], number + 2)
@@ -184,16 +183,16 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
 def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", 2, local=True)
     first.add(candidates(30), 1)
-    first.record(outcomes(first.sample(10, seed=0), True, 1))
+    first.record(outcomes(sample(first, 10, seed=0), True, 1))
     first.save(tmp_path / "checkpoint")
     first.add(candidates(30, seed=1), 1)
-    expected = [s.key for s in first.sample(40, seed=5)]
+    expected = [s.key for s in sample(first, 40, seed=5)]
     stats = first.stats()
     first.close()
     second = opened(tmp_path / "b", 3, local=True)
     second.restore(tmp_path / "checkpoint")
     second.add(candidates(30, seed=1), 1)
-    assert [s.key for s in second.sample(40, seed=5)] == expected
+    assert [s.key for s in sample(second, 40, seed=5)] == expected
     assert second.stats().outcomes == stats.outcomes == 10
     second.close()
 
@@ -201,13 +200,13 @@ def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> N
 def test_a_cleared_store_is_as_a_new_one(tmp_path: Path) -> None:
     cleared, new = (opened(tmp_path / name, 2, local=True, ranking="learnability") for name in ("a", "b"))
     cleared.add(candidates(30), 1)
-    cleared.record(outcomes(cleared.sample(10, seed=0), True, 1))
+    cleared.record(outcomes(sample(cleared, 10, seed=0), True, 1))
     cleared.clear()
     assert len(cleared) == 0
     assert cleared.stats() == new.stats()
     for store in (cleared, new):
         store.add(candidates(30, seed=1), 1)
-    assert [s.key for s in cleared.sample(40, seed=5)] == [s.key for s in new.sample(40, seed=5)]
+    assert [s.key for s in sample(cleared, 40, seed=5)] == [s.key for s in sample(new, 40, seed=5)]
     cleared.close()
     new.close()
 
@@ -236,7 +235,7 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     for problem, provenance, version in zip("pqr", KINDS, (1, 1, 4), strict=True):
         value = np.array([0.5], np.float32)
         store.add([states(problem, tokens, one, value, provenance)], version)
-    state = store.sample(1, seed=0)[0]
+    state = sample(store, 1, seed=0)[0]
     store.record([outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
     stats = store.stats()
     assert (stats.mean_age, stats.max_age) == (2.0, 3)
@@ -272,17 +271,17 @@ def test_the_decayed_unsolved_share_continues_from_a_checkpoint(tmp_path: Path) 
 
 
 def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:
-    assert store.sample(4, seed=0) == []
+    assert sample(store, 4, seed=0) == []
     assert store.top(4, NEWEST) == []
     assert store.stats().states == 0
 
 
 def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayStore) -> None:
     store.add(candidates(20), 1)
-    store.record(outcomes(store.sample(10, seed=0), True, 1))
-    expected = [(s.key, s.value) for s in store.sample(30, seed=1)]
+    store.record(outcomes(sample(store, 10, seed=0), True, 1))
+    expected = [(s.key, s.value) for s in sample(store, 30, seed=1)]
     kill_shards(store)
-    assert [(s.key, s.value) for s in store.sample(30, seed=1)] == expected
+    assert [(s.key, s.value) for s in sample(store, 30, seed=1)] == expected
     store.add(candidates(20, seed=1), 1)
     assert store.stats().outcomes == 10
     assert len(store) == 240
@@ -299,14 +298,14 @@ def test_a_shard_killed_after_a_checkpoint_has_the_checkpoint_and_what_came_afte
     store.add(candidates(20), 1)
     store.save(tmp_path / "checkpoint")
     store.add(candidates(20, seed=1), 1)
-    expected = [s.key for s in store.sample(200, seed=1)]
+    expected = [s.key for s in sample(store, 200, seed=1)]
     kill_shards(store)
-    assert [s.key for s in store.sample(200, seed=1)] == expected
+    assert [s.key for s in sample(store, 200, seed=1)] == expected
     store.restore(tmp_path / "checkpoint")
-    restored = [s.key for s in store.sample(200, seed=1)]
+    restored = [s.key for s in sample(store, 200, seed=1)]
     assert len(restored) == 120
     kill_shards(store)
-    assert [s.key for s in store.sample(200, seed=1)] == restored
+    assert [s.key for s in sample(store, 200, seed=1)] == restored
 
 
 def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
@@ -314,17 +313,17 @@ def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
 ) -> None:
     store.add(candidates(20), 1)
     store.save(tmp_path / "checkpoint")
-    expected = [s.key for s in store.sample(200, seed=1)]
+    expected = [s.key for s in sample(store, 200, seed=1)]
     for path in (tmp_path / "live").iterdir():
         path.unlink()
     kill_shards(store)
     with pytest.raises(LostShardError, match=r"^replay-shard-0: .*0 of 2 writes"):
-        store.sample(200, seed=1)
+        sample(store, 200, seed=1)
     store.restore(tmp_path / "checkpoint")
-    assert [s.key for s in store.sample(200, seed=1)] == expected
+    assert [s.key for s in sample(store, 200, seed=1)] == expected
 
 
-def test_an_iteration_calls_a_shard_once_per_kind_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_of_an_iteration_do_not_grow_with_its_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
 
     def count(kind: type, name: str) -> None:
@@ -337,16 +336,17 @@ def test_an_iteration_calls_a_shard_once_per_kind_of_work(tmp_path: Path, monkey
         monkeypatch.setattr(kind, name, call)
 
     count(ShardServer, "write")
-    for name in ("draw", "top", "least"):
+    for name in ("candidates", "fetch", "least"):
         count(Shard, name)
     store = opened(tmp_path, 1, local=True, capacity=100)
     store.add(candidates(10), 1)
     calls.clear()
-    drawn, stale = store.sample(20, seed=0), store.top(5, NEWEST)
+    drawn, stale = sample(store, 20, seed=0), store.top(5, NEWEST)
     store.revalue([valued(s.key, s.problem_id, 0.0) for s in stale], 2)
     store.record(outcomes(drawn, True, 2))
     store.add(candidates(20, seed=1), 1)
-    assert calls == {"draw": 1, "top": 1, "least": 1, "write": 4}  # new values, outcomes, states, eviction
+    # the draw and the stale states; writes: new values, outcomes, states, eviction
+    assert calls == {"candidates": 2, "fetch": 2, "least": 1, "write": 4}
 
 
 def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

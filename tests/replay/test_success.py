@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.evidence import Evidence, Known
+from replay.evidence import Evidence
 from replay.rankings.base import StateColumns, SuccessModel
 from replay.success import (
     PRECISION,
+    Known,
     chances,
     features_of,
     fit,

@@ -21,6 +21,7 @@ from replay.store.store import ReplayStore
 from tasks.limits import TokenLimits
 from tasks.synthetic.corpus import character_tokenizer
 from tasks.task import Task, build_task
+from tests.replay.made import sample
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 GOOD = "She sold 48/2 = 24 clips.\nThat makes 48+24 = 72.\n#### 72"
@@ -44,11 +45,11 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
 def rollouts(task: Task, *texts: str) -> list[Rollout]:
     """Judged rollouts of one problem."""
     start, made = roots(task.train[:1], len(texts), 0)[0], []
-    for sample, text in enumerate(texts):
+    for number, text in enumerate(texts):
         tokens = np.array([*task.tokenizer(text)["input_ids"], task.tokenizer.eos_token_id], np.int32)
         log_p, zeros = np.full(tokens.size, -0.1, np.float32), np.zeros(tokens.size, np.int32)
         values = np.zeros(tokens.size, np.float32)
-        made.append(Rollout(start, sample, tokens, log_p, zeros, Finish.STOP, values=values))
+        made.append(Rollout(start, number, tokens, log_p, zeros, Finish.STOP, values=values))
     return task.judge(made)
 
 
@@ -61,7 +62,7 @@ def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | 
     imitation = Imitation(32, problems, is_wrong)
     for source in (Replay(config, store, problems, Coverage(1), Cutting(ends, 200, is_wrong), stale=0), imitation):
         source.observe(judged, at)
-    states = [task.decode(state.prefix_ids) for state in store.sample(100, seed=0)]
+    states = [task.decode(state.prefix_ids) for state in sample(store, 100, seed=0)]
     return sorted(states), [task.decode(each.response_ids) for each in imitation.extra([], at)]
 
 

@@ -17,6 +17,7 @@ from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.sampling import Fresh, UniformSampler
 from tests.learner.conftest import every_token
+from tests.replay.made import sample
 from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, fake_run
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock
@@ -81,7 +82,7 @@ def test_a_start_that_no_engine_can_generate_leaves_the_store(store: ReplayStore
     engines.lost = run.sources.propose(4, run.at(2))[2:]
     iteration(run, 2)
     keys = {start.state_key for start in engines.lost}
-    assert keys.isdisjoint(state.key for state in store.sample(99, seed=0))
+    assert keys.isdisjoint(state.key for state in sample(store, 99, seed=0))
     assert before == 8
 
 

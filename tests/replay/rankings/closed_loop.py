@@ -17,6 +17,7 @@ from core.records import Finish, IntArray, Problem, Rollout, Start, Verdict
 from replay.cutting import cut
 from replay.store.store import ReplayStore
 from replay.store.table import Table
+from tests.replay.made import sample
 
 SAMPLES = 4
 Chance = Callable[[int, int], float]
@@ -55,7 +56,7 @@ class Loop:
     def turn(self, chance: Chance, starts: int = 1, roots: int = 0) -> list[int]:
         """One iteration; the lengths of the states that were replayed."""
         self.version += 1
-        drawn = self.store.sample(starts, self.version)
+        drawn = sample(self.store, starts, self.version)
         begun = [
             state_start(self.problem, state.prefix_ids, state.key, self.at, index) for index, state in enumerate(drawn)
         ]

@@ -12,7 +12,7 @@ from core.records import Provenance
 from core.sections.registry import names
 from replay.rankings.find import check_ranking
 from replay.store.shard import Shard
-from tests.replay.made import outcome, outcomes, states
+from tests.replay.made import outcome, outcomes, sample, states
 from tests.replay.test_store import NEWEST, opened
 
 MODULE = '''
@@ -86,14 +86,14 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
         ids, lengths = tokens + 10 * provenance, np.array([2, last], np.int32)
         store.add([states(f"p{i}", ids, lengths, values, provenance) for i in range(4)], 1)
     # own successes at 2 and 8 of 10 tokens have the priorities 0.8 and 0.2: e^(0.6 / 0.05) = 163,000 to 1
-    assert {len(state.prefix_ids) for state in store.sample(4, seed=1)} == {2}
-    assert len(store.sample(99, seed=2)) == 8
+    assert {len(state.prefix_ids) for state in sample(store, 4, seed=1)} == {2}
+    assert len(sample(store, 99, seed=2)) == 8
     best = store.top(8, NEWEST)
     store.record(outcomes(best, True, 1))
     store.save(tmp_path / "checkpoint")
     again = opened(tmp_path / "again", 1, local=True, ranking="own_ranking:Shallow")
     again.restore(tmp_path / "checkpoint")
-    assert [state.key for state in again.sample(5, seed=3)] == [state.key for state in store.sample(5, seed=3)]
+    assert [state.key for state in sample(again, 5, seed=3)] == [state.key for state in sample(store, 5, seed=3)]
     shard: Shard = again._actors[0]._shard
     failed = shard.states["provenance"] == Provenance.OWN_FAILED
     assert set(shard.why_not()[failed]) == {"only own successes"}
@@ -103,9 +103,9 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
 def test_a_ranking_without_words_still_tells_that_it_is_the_ranking(tmp_path: Path) -> None:
     store = opened(tmp_path, 1, local=True, ranking="own_ranking:Silent")
     store.add([states("p", range(9), [3], [0.5])], 1)
-    (state,) = store.sample(1, seed=0)
+    (state,) = sample(store, 1, seed=0)
     store.record([outcome(state.key, "p", False, 1)])
-    assert store.sample(1, seed=0) == []
+    assert sample(store, 1, seed=0) == []
     assert store._actors[0]._shard.why_not().tolist() == ["its ranking gives it no priority"]
 
 
