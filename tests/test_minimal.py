@@ -28,7 +28,7 @@ from core.records import Finish, IntArray, Problem, Provenance, Rollout, Samplin
 from learner.batch import Batch
 from learner.stats import UpdateStats
 from replay.coverage import Coverage
-from replay.imitation import Imitation
+from replay.imitation import Imitation, own_successes
 from replay.rankings.learnability import Learnability
 from replay.source import Cutting, Replay
 from replay.store.shard import Shard
@@ -227,7 +227,7 @@ def check_weights(ours: Any, learner: Learner) -> None:
 def product(given: Given, learner: Learner, model: Path) -> tuple[Run, Imitation]:
     """A run of the product that is given starts, continuations and answers to imitate."""
     replay = Replay(REPLAY, given.store, given.problems, Coverage(1), Cutting(newlines, 100), stale=0)
-    imitation = Imitation(0, given.problems)
+    imitation = Imitation("imitated", 0, own_successes, given.problems)
     sources = Sources(given, {"replay": replay, "imitation": imitation})
     run = fake_run(cast(Any, given), cast(Any, learner), sources, given.minimal.SAMPLES)
     pool, algorithm = cast(Any, Engines(model)), learner.algorithm

@@ -35,7 +35,7 @@ from core.seeds import derive
 from core.startup import named_address, without_gc
 from replay.coverage import Coverage
 from replay.errors import Errors
-from replay.imitation import Discoveries, Imitation
+from replay.imitation import Imitation, discoveries, own_successes
 from replay.source import Cutting, Replay
 from trainer.asynchronous import AsynchronousEngines
 from trainer.engines import SynchronousEngines
@@ -244,12 +244,13 @@ def _sources(
         values_count = ranking.values != "unused" and critic(config) != "none"
         stale = REFRESHED if values_count else 0
         if most := config.replay.discoveries:
-            others["discoveries"] = Discoveries(most, problems, coverage, cutting.is_wrong)
+            rule = partial(discoveries, coverage)
+            others["discoveries"] = Imitation("discovered", most, rule, problems, cutting.is_wrong)
         others["replay"] = replay = Replay(config.replay, store, problems, coverage, cutting, stale, pool.take_lost)
         if not config.replay.fill:
             reserved = replay.wanted
-    if config.replay.imitated:
-        others["imitation"] = Imitation(config.replay.imitated, problems, cutting.is_wrong)
+    if most := config.replay.imitated:
+        others["imitation"] = Imitation("imitated", most, own_successes, problems, cutting.is_wrong)
     for path in config.rollout.sources:
         others[path.replace(":", ".")] = own_source(path)(problems, task.tokenizer)
     fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from core.parts.sources import Progress
 from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
-from replay import answers
 from replay.coverage import Coverage
-from replay.imitation import Discoveries, Imitation
+from replay.cutting import IsWrong
+from replay.imitation import Imitation, discoveries, own_successes
 from tests.replay.made import rollout
 
 PREFIX = np.array([90, 91], np.int32)
@@ -40,8 +41,8 @@ class Problems(dict[str, Problem]):
         return Problem(name, np.array([1], np.int32), "gold")
 
 
-def source(most: int = 100) -> Imitation:
-    return Imitation(most, Problems())
+def source(most: int = 100, is_wrong: IsWrong | None = None) -> Imitation:
+    return Imitation("imitated", most, own_successes, Problems(), is_wrong)
 
 
 def at(version: int = 1, seed: int = 0) -> Progress:
@@ -77,7 +78,7 @@ def test_a_truncated_success_counts_and_is_not_kept() -> None:
 
 
 def test_a_success_with_an_error_counts_and_is_not_kept() -> None:
-    found = Imitation(9, Problems(), lambda _, response: bool(response[0] == 2))
+    found = source(9, lambda _, response: bool(response[0] == 2))
     found.observe(visit("p", "++------"), at())
     assert kept(found) == {"p": [1]}
     found.observe(visit("q", "-+------"), at())
@@ -91,7 +92,7 @@ def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_f
 
 
 def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST", 2)
+    monkeypatch.setattr("replay.imitation.MOST", 2)
     found = source()
     for name, outcomes in (("a", "+--"), ("b", "+--"), ("a", "---"), ("c", "+--")):
         found.observe(visit(name, outcomes), at())
@@ -143,7 +144,11 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert kept(second) == {}
 
 
-def discover(found: Discoveries, coverage: Coverage, rollouts: list[Rollout]) -> list[list[int]]:
+def of_discoveries(coverage: Coverage, is_wrong: IsWrong | None = None) -> Imitation:
+    return Imitation("discovered", 9, partial(discoveries, coverage), Problems(), is_wrong)
+
+
+def discover(found: Imitation, coverage: Coverage, rollouts: list[Rollout]) -> list[list[int]]:
     """What an update repeats after an iteration with these rollouts."""
     coverage.observe(rollouts, at())
     found.observe(rollouts, at())
@@ -152,7 +157,7 @@ def discover(found: Discoveries, coverage: Coverage, rollouts: list[Rollout]) ->
 
 def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(tmp_path: Path) -> None:
     coverage = Coverage(9)
-    found = Discoveries(9, Problems(), coverage)
+    found = of_discoveries(coverage)
     assert discover(found, coverage, [*visit("p", "--"), *visit("p", "-+", first=5, key=7)]) == [[90, 91, 6]]
     (one,) = found.extra([], at())
     assert (one.use, one.start.replayed, one.start.id) == (Use.IMITATE, False, "1.d0")
@@ -166,7 +171,7 @@ def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(tmp_pa
 
 def test_a_truncated_success_one_with_an_error_and_an_episode_are_no_discoveries() -> None:
     coverage = Coverage(9)
-    found = Discoveries(9, Problems(), coverage, lambda _, response: bool(response[-1] == 2))
+    found = of_discoveries(coverage, lambda _, response: bool(response[-1] == 2))
     (episode,) = visit("r", "+", key=7)
     masked = replace(episode, mask=np.ones(1, np.bool_))
     assert discover(found, coverage, [*visit("p", "t", key=7), *visit("q", "+", first=2, key=7), masked]) == []
@@ -178,5 +183,5 @@ def test_a_success_behind_a_prefix_of_another_source_is_no_discovery() -> None:
     (hinted,) = visit("p", "+", key=7)
     hinted = replace(hinted, start=replace(hinted.start, state_key=None))
     assert hinted.start.replayed
-    assert discover(Discoveries(9, Problems(), coverage), coverage, [hinted]) == []
+    assert discover(of_discoveries(coverage), coverage, [hinted]) == []
     assert (coverage.lives["p"].replayed, coverage.replayed_success) == (0, 0.0)

@@ -15,7 +15,7 @@ from replay.boundaries import TokenTable, boundaries
 from replay.coverage import Coverage
 from replay.cutting import IsWrong
 from replay.errors import erroneous_states
-from replay.imitation import Imitation
+from replay.imitation import Imitation, own_successes
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.limits import TokenLimits
@@ -59,7 +59,7 @@ def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | 
     problems = {problem.id: problem for problem in task.train}
     store = ReplayStore(config, vocabulary=200, directory=folder, fingerprint="task", local=True)
     ends = partial(boundaries, table=TokenTable.from_tokenizer(task.tokenizer), rule="line", stride=0)
-    imitation = Imitation(32, problems, is_wrong)
+    imitation = Imitation("imitated", 32, own_successes, problems, is_wrong)
     for source in (Replay(config, store, problems, Coverage(1), Cutting(ends, 200, is_wrong), stale=0), imitation):
         source.observe(judged, at)
     states = [task.decode(state.prefix_ids) for state in sample(store, 100, seed=0)]

@@ -12,7 +12,7 @@ from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource, root_start
 from core.records import Rollout, Start, Use, used
 from replay.coverage import Coverage
-from replay.imitation import Imitation
+from replay.imitation import Imitation, own_successes
 from replay.source import Cutting, Replay
 from replay.store.store import ReplayStore
 from tasks.sampling import Fresh, UniformSampler
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 def run_with(store: ReplayStore, engines: FakeEngines, learner: FakeLearner) -> Run:
     config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant", bounded=False)
     replay = Replay(config, store, PROBLEMS, Coverage(4), Cutting(every_token, 8), stale=1, lost=engines.take_lost)
-    others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation(2, PROBLEMS)}
+    others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation("imitated", 2, own_successes, PROBLEMS)}
     return fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), others))
 
 
@@ -126,7 +126,7 @@ def test_two_starts_of_one_id_are_refused() -> None:
 def test_a_source_that_a_checkpoint_does_not_know_is_as_new(tmp_path: Path) -> None:
     fresh = Fresh(UniformSampler([*PROBLEMS.values()], 0))
     Sources(fresh, {}).save(tmp_path)
-    imitation, at = Imitation(2, PROBLEMS), Progress(0, 1, 10, 1)
+    imitation, at = Imitation("imitated", 2, own_successes, PROBLEMS), Progress(0, 1, 10, 1)
     engines = FakeEngines(lambda _, sample: ([1], sample == 0))
     imitation.observe(engines.judge(engines.generate([root_start(PROBLEMS["p1"], at, 0)])), at)
     Sources(fresh, {"imitation": imitation}).restore(tmp_path)
