@@ -21,6 +21,7 @@ from learner.losses import CORRECTIONS, aggregation, faded_coefficient, kl
 from learner.methods import find_estimator
 from learner.packing.micro_batches import Components, TokenColumns, row_of
 from learner.shaping import shaped_rewards, whole_reward
+from learner.state import LearnerState
 from learner.stats import batch_stats
 
 IMPORTANCE_FLOOR = 0.5  # smallest pi_prox / pi_behaviour that `algorithm.importance: mask` keeps
@@ -34,21 +35,15 @@ class Algorithm:
     longest: int  # tokens of the longest possible response
     boundaries: Boundaries  # where a step of a response ends: there the critic is calibrated
     value_coefficient: float = 1.0  # of the loss of a critic on the policy's trunk; 1 for a critic with its own model
+    critic_warmup: int = 0  # updates at first in which only the critic learns
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerNow:
-    """What credit depends on and changes from update to update."""
-
-    version: int  # of the weights: on tokens of this version the gap between engines and learner is measured
-    kl_coefficient: float  # as adapted so far
-    warming_up: bool = False  # only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491)
-
-
-def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow) -> Batch:
-    """The batch of an update: rollouts to train on, then those to imitate, unless the critic is warming up."""
+def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, state: LearnerState) -> Batch:
+    """The batch of an update: rollouts to train on, then those to imitate. `state`: of the learner, before the update.
+    While the critic warms up only it learns, on Monte-Carlo returns (VC-PPO, 2503.01491)."""
     config, trained = algorithm.config, used(rollouts, Use.TRAIN)
-    imitated = [] if now.warming_up else used(rollouts, Use.IMITATE)
+    learns = state.policy_learns(algorithm.critic_warmup)
+    imitated = used(rollouts, Use.IMITATE) if learns else []
     rows = [row_of(rollout) for rollout in [*trained, *imitated]]
     counts = np.array([row.scored for row in rows], np.int64)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -63,12 +58,12 @@ def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow) -
     importance, bounded = CORRECTIONS[config.importance](
         proximal - behaviour, torch.from_numpy(counts[: len(trained)]), IMPORTANCE_FLOOR, config.importance_cap
     )
-    coefficient, penalty = now.kl_coefficient, None
+    coefficient, penalty = state.kl_coefficient, None
     if config.kl_fades:
         coefficient = faded_coefficient(coefficient, unsolved_share(rollouts))
     if config.kl_placement == "reward":
         penalty = coefficient * kl(proximal, reference, config.chosen_kl).double()
-    advantages, returns, varied = _advantages_and_returns(trained, algorithm, now, values, penalty)
+    advantages, returns, varied = _advantages_and_returns(trained, algorithm, learns, values, penalty)
     unread = torch.zeros(int(offsets[-1]) - len(proximal))  # of imitated tokens: their component reads no such column
 
     def _column(of_trained: Tensor) -> FloatArray:
@@ -87,14 +82,14 @@ def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow) -
         rows=rows,
         offsets=offsets,
         columns=columns,
-        components=_components(trained, imitated, algorithm, now, coefficient, _column(importance), varied),
+        components=_components(trained, imitated, algorithm, learns, coefficient, _column(importance), varied),
         stats=batch_stats(
             trained,
             columns.map(lambda column: column[: len(proximal)]),
             behaviour.numpy(),
             importance.numpy(),
             bounded=bounded.numpy(),
-            current=_flat(trained, lambda rollout: rollout.versions).numpy() == now.version,
+            current=_flat(trained, lambda rollout: rollout.versions).numpy() == state.version,
             boundaries=algorithm.boundaries,
             kl_coefficient=coefficient,
         ),
@@ -105,7 +100,7 @@ def _components(
     trained: Sequence[Rollout],
     imitated: Sequence[Rollout],
     algorithm: Algorithm,
-    now: LearnerNow,
+    policy_learns: bool,
     kl_coefficient: float,
     importance: FloatArray,
     varied: Flags,
@@ -126,7 +121,7 @@ def _components(
 
     every = np.concatenate([kept, nobody])  # an imitated answer is in the language-model loss alone
     how: Aggregation = "token-mean" if config.aggregation == "constant" else config.aggregation
-    learns = 0.0 if now.warming_up else 1.0
+    learns = float(policy_learns)
     in_loss = kl_coefficient if config.kl_placement == "loss" else 0.0
     return Components(
         rl=_component(learns, importance, np.concatenate([compared, nobody]), config.aggregation),
@@ -143,7 +138,7 @@ def _in_loss(trained: Sequence[Rollout], config: AlgorithmConfig) -> Flags:
 
 
 def _advantages_and_returns(
-    trained: Sequence[Rollout], algorithm: Algorithm, now: LearnerNow, old_values: Tensor, penalty: Tensor | None
+    trained: Sequence[Rollout], algorithm: Algorithm, learns: bool, old_values: Tensor, penalty: Tensor | None
 ) -> tuple[Tensor, Tensor, Flags]:
     """The policy's advantages [N], the critic's targets [N], and whose task rewards vary [B]. `penalty`: [N] of a KL in
     the reward."""
@@ -153,7 +148,7 @@ def _advantages_and_returns(
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = old_values.double()
     rewards = shaped_rewards(trained, config, inside, penalty, longest)
-    value_lambda = 1.0 if now.warming_up else config.value_lambda
+    value_lambda = config.value_lambda if learns else 1.0
     returns = gae(rewards, values, inside, config.gamma, value_lambda) + values
     numbers: dict[str, int] = {}
     episodes = Episodes(

@@ -16,7 +16,6 @@ from core.seeds import derive, generator
 from core.transport import OfPairs
 from core.weights import Sender, WeightReceiver
 from learner.batch import Batch
-from learner.credit import LearnerNow
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
@@ -94,7 +93,8 @@ class LearnerGroup:
         trained = self._ranks.call_same(RankWorker.load, str(spec.model), *arguments)[0]
         self._ranks.call_same(RankWorker.open_channel, spec.sender, spec.pairs, config.deadline)
         fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
-        self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
+        self._layout = CheckpointLayout(trained, *fields)
+        self.state = LearnerState(kl, kl)
 
     @property
     def _has_critic(self) -> bool:
@@ -103,12 +103,12 @@ class LearnerGroup:
     @property
     def version(self) -> int:
         """The weight version that the engines have; grows by one with every broadcast."""
-        return self._state.version
+        return self.state.version
 
     @version.setter
     def version(self, version: int) -> None:
         """Set it after a restored checkpoint or a lost broadcast."""
-        self._state.version = version
+        self.state.version = version
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with values, proximal and reference log-probabilities by the current models, in order: those to
@@ -129,7 +129,7 @@ class LearnerGroup:
             return []
         rows = [row_of(rollout) for rollout in rollouts]
         assignment = self._assign(rows)
-        untrained = [self._state.policy_steps == 0] * len(assignment)
+        untrained = [self.state.policy_steps == 0] * len(assignment)
         scores = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         columns = zip(*scores, strict=True)  # of each: [rank][micro-batch]
         values, proximal, reference = (results_by_row(assignment, rows, column) for column in columns)
@@ -148,11 +148,6 @@ class LearnerGroup:
         found = self._per_token(RankWorker.values, [row_of(rollout) for rollout in rollouts])
         return [over_continuation(own, rollout) for own, rollout in zip(found, rollouts, strict=True)]
 
-    def now(self) -> LearnerNow:
-        """What `credit` needs to know of the learner for the update that comes next."""
-        learns = self._state.policy_learns(self._config.critic_warmup)
-        return LearnerNow(self.version, self._state.kl_coefficient, warming_up=not learns)
-
     def update(self, batch: Batch) -> UpdateStats:
         """Train on a batch of rollouts that were scored with the current weights: `epochs` passes of `minibatches`
         optimizer steps. One pass is made even if nothing learns.
@@ -165,14 +160,14 @@ class LearnerGroup:
         config, taken, learns = self._config, list[TakenStep](), batch.policy_learns()
         own, imitated = batch.starts(Use.TRAIN), batch.starts(Use.IMITATE)
         for number in range(config.epochs if learns or self._has_critic else 1):
-            rng = generator(self._spec.seed, "minibatches", self._state.updates, number)
+            rng = generator(self._spec.seed, "minibatches", self.state.updates, number)
             taken += self._pass(batch, taken, assign_steps_apart(own, imitated, config.minibatches, rng))
         self._note(batch, taken)
         return self._summary(batch, taken)
 
     def _pass(self, batch: Batch, before: Sequence[TakenStep], minibatches: list[list[int]]) -> list[TakenStep]:
         """One pass over the batch, after the steps `before` of this update."""
-        state, config, total = self._state, self._config, self._spec.total_steps
+        state, config, total = self.state, self._config, self._spec.total_steps
         policy_step = state.policy_steps + sum(step.trains_policy for step in before)
         value_step = state.steps + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
@@ -209,7 +204,7 @@ class LearnerGroup:
 
     def _note(self, batch: Batch, taken: Sequence[TakenStep]) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
-        state, target, measured = self._state, self._spec.kl_target, batch.stats.reference_kl
+        state, target, measured = self.state, self._spec.kl_target, batch.stats.reference_kl
         skipped = [step.sums.skipped for step in taken]
         state.note_steps(
             skipped,
@@ -293,16 +288,16 @@ class LearnerGroup:
         that any rank sees there; the caller checks that it sees them too. Raises CheckpointError."""
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
-        self._state.save(directory / "learner.json")
+        self.state.save(directory / "learner.json", len(self._ranks), self._layout)
         return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote: training continues bit for bit with as many ranks, up to rounding with others. The KL
         coefficient stays adapted unless another is configured. Raises CheckpointError."""
-        state = read_state(directory / "learner.json", self._state.layout)
-        self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
-        state.continue_with(len(self._ranks), self._spec.kl_coefficient)
-        self._state = state
+        state, ranks = read_state(directory / "learner.json", self._layout)
+        self._ranks.call_same(RankWorker.restore, str(directory), ranks)
+        state.continue_with(self._spec.kl_coefficient)
+        self.state = state
 
     def export(self, directory: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format."""

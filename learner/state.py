@@ -24,10 +24,8 @@ class CheckpointLayout:
 
 @dataclass(slots=True)
 class LearnerState:
-    """Counters of a run."""
+    """Counters of a run. Only the learner changes it; `credit` reads it."""
 
-    ranks: int
-    layout: CheckpointLayout
     kl_configured: float  # `algorithm.kl_coefficient` of the run so far
     kl_coefficient: float  # the same as adapted so far
     version: int = 0  # of the weights, grows with every broadcast
@@ -38,9 +36,8 @@ class LearnerState:
     skipped_problems: list[str] = field(default_factory=list)  # ids, of these skipped steps
     policy_trains: bool = False  # whether an update was made after the warm-up of the critic
 
-    def continue_with(self, ranks: int, kl_configured: float) -> None:
-        """Continue on `ranks` ranks. Another configured KL coefficient replaces the adapted one."""
-        self.ranks = ranks
+    def continue_with(self, kl_configured: float) -> None:
+        """Continue after a restore. Another configured KL coefficient replaces the adapted one."""
         if kl_configured != self.kl_configured:
             self.kl_configured = self.kl_coefficient = kl_configured
 
@@ -62,26 +59,28 @@ class LearnerState:
         self.policy_steps += policy_steps
         self.updates += 1
 
-    def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+    def save(self, path: Path, ranks: int, layout: CheckpointLayout) -> None:
+        """Write as JSON, with the number of ranks and the layout of the checkpoint that it is part of."""
+        path.write_text(json.dumps({"ranks": ranks, "layout": asdict(layout), **asdict(self)}), encoding="utf-8")
 
 
-def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
-    """What `save` wrote. Raises CheckpointError when it is unreadable or has another layout, naming each difference."""
+def read_state(path: Path, layout: CheckpointLayout) -> tuple[LearnerState, int]:
+    """What `save` wrote, and from how many ranks. Raises CheckpointError when it is unreadable or has another layout,
+    naming each difference."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        state = LearnerState(**data | {"layout": CheckpointLayout(**data["layout"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        ranks, saved = int(data.pop("ranks")), asdict(CheckpointLayout(**data.pop("layout")))
+        state = LearnerState(**data)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: no complete learner checkpoint ({error})") from error
     now = asdict(layout)
-    pairs = ((name, old, now[name]) for name, old in asdict(state.layout).items())
+    pairs = ((name, old, now[name]) for name, old in saved.items())
     different = [f"{name} {old} in the checkpoint, {new} now" for name, old, new in pairs if old != new]
     if different:
         raise CheckpointError(
             f"{path}: written by another learner ({'; '.join(different)}); resume with the settings of the checkpoint"
         )
-    return state
+    return state, ranks
 
 
 def learning_rate(peak: float, step: int, warmup: int, total: int, schedule: Schedule) -> float:

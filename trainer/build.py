@@ -282,7 +282,8 @@ def _algorithm(config: ResolvedConfig, boundaries: Boundaries) -> Algorithm:
     from learner.credit import Algorithm
 
     weight = config.learner.value_coefficient if critic(config) == "shared" else 1.0
-    return Algorithm(config.algorithm, config.rollout.max_response_tokens, boundaries, weight)
+    longest, warmup = config.rollout.max_response_tokens, config.learner.critic_warmup
+    return Algorithm(config.algorithm, longest, boundaries, weight, warmup)
 
 
 def _resampling(config: ResolvedConfig) -> Resampling:

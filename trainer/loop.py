@@ -38,7 +38,7 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
         rollouts += clock.timed("replay", run.sources.extra, rollouts, at)  # answers to imitate, states to value
         rollouts = clock.timed("score", run.learner.score, rollouts)  # values and log-probabilities
     clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, own successes
-    batch = clock.timed("update", credit, rollouts, run.algorithm, run.learner.now())  # what every token weighs
+    batch = clock.timed("update", credit, rollouts, run.algorithm, run.learner.state)  # what every token weighs
     stats = clock.timed("update", run.learner.update, batch)  # sums weight x loss
     broadcasted, failure = clock.timed("broadcast", broadcast, run)
     return Report(at.iteration, rollouts, stats, broadcasted, failure)

@@ -125,7 +125,7 @@ def started(work: Work) -> Iterator[tuple[Side, Side]]:
                     warm(
                         ray.get_actor("learner-rank-0"),
                         lambda: timed(lambda: group.score(work.judged)),
-                        lambda: timed(lambda: group.update(credit(scored, PPO, group.now()))),
+                        lambda: timed(lambda: group.update(credit(scored, PPO, group.state))),
                     ),
                     warm(loop, lambda: ray.get(loop.score.remote(batches)), lambda: ray.get(loop.update.remote(steps))),
                 )

@@ -10,7 +10,8 @@ import pytest
 from core.config import AlgorithmConfig
 from core.records import Boundaries, Finish, IntArray, Rollout, Start, Verdict
 from learner.batch import Batch
-from learner.credit import Algorithm, LearnerNow, credit
+from learner.credit import Algorithm, credit
+from learner.state import LearnerState
 
 VOCABULARY = 64
 CONTINUATION = ("tokens", "logprobs", "versions")
@@ -63,7 +64,8 @@ def credited(
     longest: int = 0,
 ) -> Batch:
     """The batch of scored rollouts."""
-    return credit(rollouts, Algorithm(config, longest, boundaries), LearnerNow(version, kl_coefficient))
+    state = LearnerState(kl_coefficient, kl_coefficient, version)
+    return credit(rollouts, Algorithm(config, longest, boundaries), state)
 
 
 def forked(judged: list[Rollout]) -> list[Rollout]:

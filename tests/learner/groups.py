@@ -88,7 +88,7 @@ class Learner(LearnerGroup):
         self.algorithm = algorithm
 
     def credited(self, scored: Sequence[Rollout]) -> Batch:
-        return credit(scored, self.algorithm, self.now())
+        return credit(scored, self.algorithm, self.state)
 
     def learn(self, scored: Sequence[Rollout]) -> UpdateStats:
         return self.update(self.credited(scored))
@@ -125,7 +125,7 @@ def group(
             local=config.ranks == 1 and sender is None,
         )
         weight = config.value_coefficient if config.value_model == "shared" else 1.0
-        made = Learner(spec, Algorithm(settings, 8, every_token, weight))
+        made = Learner(spec, Algorithm(settings, 8, every_token, weight, spec.config.critic_warmup))
     with closing(made):
         yield made
 

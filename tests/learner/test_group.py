@@ -131,7 +131,7 @@ def test_a_minibatch_of_equal_rewards_steps_for_the_kl_alone_where_others_teach(
             replace(last, verdict=Verdict(1.0, True)),
         ]
         learner.learn(learner.score(mixed))
-        assert learner._state.policy_steps == (2 if kl else 1)
+        assert learner.state.policy_steps == (2 if kl else 1)
 
 
 def test_an_imitated_success_becomes_likelier_where_the_batch_itself_says_nothing(tiny_model: Tiny) -> None:

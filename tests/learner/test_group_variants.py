@@ -11,7 +11,7 @@ import ray
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
-from learner.credit import Algorithm, LearnerNow, credit
+from learner.credit import Algorithm, credit
 from learner.distributed.actor_critic import SharedTrunk, StepPlan, engines_of
 from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
@@ -20,6 +20,7 @@ from learner.models.pretrained import SharedModel, load_shared
 from learner.objective import loss_settings
 from learner.packing.assign import assign_trees
 from learner.packing.micro_batches import Row, TrainBatch
+from learner.state import LearnerState
 from tests.learner.conftest import every_token, forked, make_judged
 from tests.learner.groups import (
     PROBE,
@@ -187,7 +188,7 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     path = tiny_model(True)
     with group(path) as learner:
         scored = learner.score(on_policy(learner, forked(make_judged(3))))
-    prepared = credit(scored, Algorithm(LOSSES, 8, every_token, value_coefficient=0.3), LearnerNow(0, 0.0))
+    prepared = credit(scored, Algorithm(LOSSES, 8, every_token, value_coefficient=0.3), LearnerState(0.0, 0.0))
     assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
     ((whole,),) = prepared.micro_batches(assignment, list(range(len(scored))))
     expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, 0.3, 0.9)

@@ -6,7 +6,8 @@ import numpy as np
 
 from core.config import AlgorithmConfig
 from core.records import Use, Verdict
-from learner.credit import Algorithm, LearnerNow, credit
+from learner.credit import Algorithm, credit
+from learner.state import LearnerState
 from tests.learner.conftest import credited, every_token, make_judged
 from tests.learner.test_credit import scored_from
 
@@ -39,10 +40,11 @@ def test_only_the_language_model_loss_takes_imitated_responses() -> None:
 
 def test_while_the_critic_warms_up_nothing_is_imitated_and_only_the_critic_learns() -> None:
     scored = scored_from(make_judged(0))
+    config = CONFIG.model_copy(update={"entropy_coefficient": 0.1, "value_lambda": 0.0})
     batch = credit(
         [*scored, replace(scored[1], use=Use.IMITATE)],
-        Algorithm(CONFIG.model_copy(update={"entropy_coefficient": 0.1, "value_lambda": 0.0}), 8, every_token),
-        LearnerNow(version=0, kl_coefficient=0.2, warming_up=True),
+        Algorithm(config, 8, every_token, critic_warmup=1),
+        LearnerState(0.2, 0.2),
     )
     assert len(batch.rows) == len(scored)
     assert not batch.policy_learns()

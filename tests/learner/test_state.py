@@ -12,7 +12,7 @@ LAYOUT = CheckpointLayout(
 
 
 def new_state() -> LearnerState:
-    return LearnerState(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
+    return LearnerState(kl_configured=0.0, kl_coefficient=0.0)
 
 
 def note(state: LearnerState, skipped: list[bool], problems: list[str], warmup: int = 0) -> None:
@@ -54,9 +54,9 @@ def test_skipped_steps_count_in_a_row() -> None:
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    state = LearnerState(2, LAYOUT, 0.05, 0.03, version=7, updates=6, steps=24, skipped_problems=["p3"])
-    state.save(tmp_path / "learner.json")
-    assert read_state(tmp_path / "learner.json", LAYOUT) == state
+    state = LearnerState(0.05, 0.03, version=7, updates=6, steps=24, skipped_problems=["p3"])
+    state.save(tmp_path / "learner.json", 2, LAYOUT)
+    assert read_state(tmp_path / "learner.json", LAYOUT) == (state, 2)
     other = replace(LAYOUT, zero_stage=3, lora_rank=8)
     with pytest.raises(CheckpointError, match=r"zero_stage 2 .*3 .*lora_rank 0 .*8 "):
         read_state(tmp_path / "learner.json", other)
@@ -77,9 +77,9 @@ def test_the_policy_counts_its_own_steps() -> None:
 def test_the_kl_coefficient_is_that_of_the_checkpoint_unless_another_is_configured(
     configured: float, now: float, expected: float
 ) -> None:
-    state = LearnerState(ranks=1, layout=LAYOUT, kl_configured=configured, kl_coefficient=configured and 0.08)
-    state.continue_with(ranks=2, kl_configured=now)
-    assert (state.ranks, state.kl_configured, state.kl_coefficient) == (2, now, expected)
+    state = LearnerState(kl_configured=configured, kl_coefficient=configured and 0.08)
+    state.continue_with(now)
+    assert (state.kl_configured, state.kl_coefficient) == (now, expected)
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:

@@ -12,8 +12,9 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.parts.sources import Progress
 from core.records import Finish, Problem, Rollout, Sampling, Start, Use, Verdict, used
 from learner.batch import Batch
-from learner.credit import Algorithm, LearnerNow
+from learner.credit import Algorithm
 from learner.probe import Gap
+from learner.state import LearnerState
 from learner.stats import BroadcastReport, UpdateStats
 from tests.learner.conftest import every_token
 from trainer.run import Resampling, Run, Sources
@@ -80,8 +81,9 @@ class FakeLearner:
         half, log_p = np.full(rollout.tokens.size, 0.5, np.float32), np.full(rollout.tokens.size, -1.0, np.float32)
         return replace(rollout, values=half, proximal=log_p, reference=log_p)
 
-    def now(self) -> LearnerNow:
-        return LearnerNow(self.version, kl_coefficient=0.0)
+    @property
+    def state(self) -> LearnerState:
+        return LearnerState(0.0, 0.0, self.version)
 
     def update(self, batch: Batch) -> UpdateStats:
         self.updates.append(batch.rollouts)
