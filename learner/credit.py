@@ -14,11 +14,9 @@ from torch import Tensor
 
 from core.config import Aggregation, AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout, Use, unsolved_share, used
-from learner.advantages import gae, normalised
 from learner.batch import Batch, Component
-from learner.estimators import Episodes, Estimator
+from learner.estimators import Episodes, Estimator, find_estimator, gae, normalised
 from learner.losses import CORRECTIONS, aggregation, faded_coefficient, kl
-from learner.methods import find_estimator
 from learner.packing.micro_batches import Components, TokenColumns, row_of
 from learner.shaping import shaped_rewards, whole_reward
 from learner.state import LearnerState

@@ -20,7 +20,6 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.objective import LossSettings
 from learner.packing.assign import Assignment, assign_steps_apart, assign_trees
 from learner.packing.micro_batches import (
     Row,
@@ -30,6 +29,7 @@ from learner.packing.micro_batches import (
     row_of,
     shared_share,
 )
+from learner.policy_losses import LossSettings
 from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.state import CheckpointLayout, LearnerState, learning_rate, read_state
 from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update

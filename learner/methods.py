@@ -1,35 +1,12 @@
-"""Finds the estimator and the policy loss of a configuration, and tries a user's own (`module:function`)."""
-
-from functools import cache
-from typing import Any
+"""Tries the estimator and the policy loss of a configuration on a few tokens before a run: they may be a user's own
+(`module:function`)."""
 
 import torch
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.sections.registry import find
-from learner.estimators import Episodes, Estimator
-from learner.policy_losses import PolicyLoss, PolicyTokens
-
-
-def find_estimator(name: str) -> Estimator:
-    """The estimator of `algorithm.estimator`; a plain function counts as one that needs values. Raises ConfigError."""
-    found = _function("algorithm.estimator", name)
-    return found if isinstance(found, Estimator) else Estimator(found, needs_values=True)
-
-
-@cache
-def find_policy_loss(name: str) -> PolicyLoss:
-    """The loss of `algorithm.policy_loss`. Raises ConfigError."""
-    loss: PolicyLoss = _function("algorithm.policy_loss", name)
-    return loss
-
-
-def _function(field: str, path: str) -> Any:
-    found = find(field, path)
-    if not callable(found) and not isinstance(found, Estimator):
-        raise ConfigError(f"{field} {path!r}: {type(found).__name__} cannot be called; name a function")
-    return found
+from learner.estimators import Episodes, find_estimator
+from learner.policy_losses import PolicyTokens, find_policy_loss
 
 
 def example_episodes() -> Episodes:

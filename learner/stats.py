@@ -9,8 +9,8 @@ import numpy as np
 from core.machine import UNKNOWN, Memory
 from core.records import Boundaries, Flags, FloatArray, Rollout
 from learner.calibration import critic_calibration, explained_variance
-from learner.objective import PolicySums
 from learner.packing.micro_batches import Columns
+from learner.policy_losses import PolicySums
 from learner.probe import Gap
 
 

@@ -18,7 +18,8 @@ from core.load import parse_config
 from core.parts.judge import Case
 from core.records import Provenance
 from core.run_directory import RunDirectory
-from learner.methods import check_estimator, check_policy_loss, find_estimator
+from learner.estimators import find_estimator
+from learner.methods import check_estimator, check_policy_loss
 from monitor.trackers import check_trackers, open_trackers
 from replay.cutting import States
 from replay.rankings.find import check_ranking

@@ -366,7 +366,7 @@ def engine_pool(
 def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup, LearnerSpec
-    from learner.objective import loss_settings
+    from learner.policy_losses import loss_settings
 
     critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}

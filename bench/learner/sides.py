@@ -20,8 +20,8 @@ from core.weights import Sender
 from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerSpec
-from learner.objective import loss_settings
 from learner.packing.micro_batches import row_of
+from learner.policy_losses import loss_settings
 from replay.boundaries import no_boundaries
 
 PPO = Algorithm(AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0), longest=1, boundaries=no_boundaries)

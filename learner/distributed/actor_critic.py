@@ -13,10 +13,11 @@ from torch import Tensor
 
 from core.config import LearnerConfig
 from learner.distributed.engine import TrainEngine
+from learner.losses import value_loss
 from learner.models.attention import line_on, to_device
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
-from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
 from learner.packing.micro_batches import Components, MicroBatch, TokenColumns, TrainBatch
+from learner.policy_losses import LossSettings, PolicySums, policy_objective
 from learner.stats import StepSums
 
 
@@ -69,6 +70,10 @@ class ActorCritic(ABC):
         logprobs: Tensor = self.policy(line=line_on(batch, self._device), temperature=temperature)[0]
         return logprobs
 
+    def _value_objective(self, values: Tensor, columns: TokenColumns[Tensor], weights: Tensor) -> Tensor:
+        """Loss (scalar) of the critic on N tokens of these weights [N]."""
+        return (weights * value_loss(values, columns.old_values, columns.returns, self._losses.value_clip)).sum()
+
     def _on_device(self, batch: TrainBatch) -> tuple[TokenColumns[Tensor], Components[Tensor]]:
         def _moved(array: npt.NDArray[Any]) -> Tensor:
             return to_device(array, self._device)
@@ -119,7 +124,7 @@ class SeparateModels(ActorCritic):
     def _value_pass(self, batch: TrainBatch, coefficient: float) -> float:
         values: Tensor = self.engines["value"](line=line_on(batch.inputs, self._device))
         columns, weights = self._on_device(batch)
-        loss = value_objective(values, columns, weights.value, self._losses.value_clip)
+        loss = self._value_objective(values, columns, weights.value)
         self.engines["value"].backward(coefficient * loss, values)
         return float(loss.detach())
 
@@ -161,7 +166,7 @@ class SharedTrunk(ActorCritic):
     def _pass(self, batch: TrainBatch, coefficients: Components[float], learns: bool) -> tuple[PolicySums, float]:
         line, (columns, weights) = line_on(batch.inputs, self._device), self._on_device(batch)
         logprobs, entropy, values = self.policy(line=line, temperature=self._losses.temperature if learns else None)
-        critic = value_objective(values, columns, weights.value, self._losses.value_clip)
+        critic = self._value_objective(values, columns, weights.value)
         loss, sums = coefficients.value * critic, PolicySums()
         if learns:
             policy, sums = policy_objective(logprobs, entropy, columns, weights, coefficients, self._losses)

@@ -32,12 +32,11 @@ with without_gc():  # a rank's process begins here
         engines_of,
     )
     from learner.distributed.engine import join_ranks
-    from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged, save_adapters
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
-    from learner.objective import LossSettings
     from learner.packing.micro_batches import MicroBatch
+    from learner.policy_losses import LossSettings, find_policy_loss
     from learner.stats import StepSums
 
 KINDS: dict[str, type[ActorCritic]] = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}

@@ -21,7 +21,7 @@ from learner.credit import Algorithm, credit
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup, LearnerSpec
-from learner.objective import loss_settings
+from learner.policy_losses import loss_settings
 from learner.stats import UpdateStats
 from tests.learner.conftest import every_token, make_judged
 

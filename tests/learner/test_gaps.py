@@ -15,8 +15,8 @@ from core.records import Flags, FloatArray, Rollout
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
-from learner.objective import loss_settings, policy_objective
 from learner.packing.micro_batches import Components, Row, TokenColumns, micro_batch, over_continuation, row_of
+from learner.policy_losses import loss_settings, policy_objective
 from tests.learner.conftest import credited, make_judged
 from tests.learner.groups import Tiny
 from tests.learner.test_credit import assert_same, scored_from

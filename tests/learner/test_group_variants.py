@@ -17,9 +17,9 @@ from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
 from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
-from learner.objective import loss_settings
 from learner.packing.assign import assign_trees
 from learner.packing.micro_batches import Row, TrainBatch
+from learner.policy_losses import loss_settings
 from learner.state import LearnerState
 from tests.learner.conftest import every_token, forked, make_judged
 from tests.learner.groups import (

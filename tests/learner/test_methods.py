@@ -9,7 +9,9 @@ from core.config import AlgorithmConfig, Config
 from core.errors import ConfigError
 from core.load import override, parse_config
 from core.sections.registry import names
-from learner.methods import check_estimator, check_policy_loss, find_estimator, find_policy_loss
+from learner.estimators import find_estimator
+from learner.methods import check_estimator, check_policy_loss
+from learner.policy_losses import find_policy_loss
 from tests.learner.conftest import credited, make_judged
 from tests.learner.test_credit import scored_from
 

@@ -19,7 +19,7 @@ def critic(config: Config) -> Literal["separate", "shared", "none"]:
 
 def methods(config: Config) -> "tuple[Estimator, Ranking]":
     """The estimator and the ranking. Raises ConfigError for unknown ones."""
-    from learner.methods import find_estimator
+    from learner.estimators import find_estimator
     from replay.rankings.find import find_ranking
 
     return find_estimator(config.algorithm.estimator), find_ranking(config.replay)

@@ -15,11 +15,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from core.config import Aggregation, AlgorithmConfig
 from core.records import Rollout
 from learner.batch import Batch
+from learner.losses import value_loss
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
-from learner.objective import loss_settings, policy_objective, value_objective
 from learner.packing.assign import Assignment, assign_trees
 from learner.packing.micro_batches import Row, TrainBatch, input_batches, micro_batch, results_by_row
+from learner.policy_losses import loss_settings, policy_objective
 from tests.learner.conftest import credited, forked, make_judged
 from tests.learner.test_credit import as_prompt
 
@@ -71,7 +72,7 @@ def total(
         logprobs, entropy = policy(line, 0.7)
         settings = loss_settings(LOSSES, 0.7)
         loss, _ = policy_objective(logprobs, entropy, columns, weights, prepared.coefficients, settings)
-        critic = value_objective(value(line), columns, weights.value, 0.5)
+        critic = (weights.value * value_loss(value(line), columns.old_values, columns.returns, 0.5)).sum()
         (loss + critic).backward()
         losses += float((loss + critic).detach())
     gradients = [p.grad.clone() for m in (policy, value) for p in m.parameters() if p.grad is not None]
