@@ -2,24 +2,21 @@
 decided before (`learner.credit`). Invariants: results do not depend on the number of ranks or on the micro-batches;
 every wait has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them back."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from core.config import Device, ResolvedLearner
-from core.errors import ConfigError, DivergenceError, WeightError
+from core.errors import ConfigError, WeightError
 from core.machine import largest
 from core.records import FloatArray, IntArray, Rollout, Use, used
 from core.seeds import derive, generator
 from core.transport import OfPairs
 from core.weights import Sender, WeightReceiver
 from learner.batch import Batch
-from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
-from learner.losses import adapted_coefficient
 from learner.packing.assign import Assignment, assign_steps_apart, assign_trees
 from learner.packing.micro_batches import (
     Row,
@@ -27,30 +24,15 @@ from learner.packing.micro_batches import (
     over_continuation,
     results_by_row,
     row_of,
-    shared_share,
 )
 from learner.policy_losses import LossSettings
 from learner.probe import Gap, check_gap, check_noise, gap_between
-from learner.state import CheckpointLayout, LearnerState, learning_rate, read_state
-from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
+from learner.state import CheckpointLayout, LearnerState, read_state
+from learner.stats import BroadcastReport, UpdateStats
+from learner.update import Step, note, planned, summary
 
 PROBE_EVERY = 10  # broadcasts between two probes; the first is always probed
 PROBE_SEQUENCES = 8  # training problems whose prompts (and canonical solutions, if there are any) are the probe
-MOST_SKIPPED = 8  # optimizer steps in a row that are skipped for a NaN or Inf before the run stops
-
-
-@dataclass(frozen=True, slots=True)
-class TakenStep:
-    """One optimizer step of an update."""
-
-    members: list[int]  # rows
-    plans: list[StepPlan]  # per rank
-    sums: StepSums  # over all ranks; NOT_TRIED: left out for a NaN or Inf in its columns
-
-    @property
-    def trains_policy(self) -> bool:
-        """Whether the policy was to learn."""
-        return self.plans[0].policy_lr is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,73 +139,20 @@ class LearnerGroup:
 
         Raises DivergenceError when `MOST_SKIPPED` in a row were skipped.
         """
-        config, taken, learns = self._config, list[TakenStep](), batch.policy_learns()
-        own, imitated = batch.starts(Use.TRAIN), batch.starts(Use.IMITATE)
+        config, state, steps, learns = self._config, self.state, list[Step](), batch.policy_learns()
+        own, imitated, total = batch.starts(Use.TRAIN), batch.starts(Use.IMITATE), self._spec.total_steps
         for number in range(config.epochs if learns or self._has_critic else 1):
-            rng = generator(self._spec.seed, "minibatches", self.state.updates, number)
-            taken += self._pass(batch, taken, assign_steps_apart(own, imitated, config.minibatches, rng))
-        self._note(batch, taken)
-        return self._summary(batch, taken)
+            rng = generator(self._spec.seed, "minibatches", state.updates, number)
+            minibatches = assign_steps_apart(own, imitated, config.minibatches, rng)
+            steps += self._taken(planned(batch, minibatches, steps, state, config, total, self._assign))
+        note(state, batch, steps, config, self._spec.kl_target)
+        return summary(batch, steps, self._has_critic)
 
-    def _pass(self, batch: Batch, before: Sequence[TakenStep], minibatches: list[list[int]]) -> list[TakenStep]:
-        """One pass over the batch, after the steps `before` of this update."""
-        state, config, total = self.state, self._config, self._spec.total_steps
-        policy_step = state.policy_steps + sum(step.trains_policy for step in before)
-        value_step = state.steps + len(before)
-        late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
-        plans: list[list[StepPlan]] = []  # [minibatch][rank]
-        for members in minibatches:
-            learns = batch.policy_learns(members)
-            policy_lr = self._rate(config.policy_lr, policy_step, total - late) if learns else None
-            value_lr = self._rate(config.value_lr, value_step, total)
-            by_rank = batch.micro_batches(self._assign([batch.rows[i] for i in members]), members)
-            plans.append([StepPlan(batches, batch.coefficients, policy_lr, value_lr) for batches in by_rank])
-            policy_step, value_step = policy_step + learns, value_step + 1
-        finite = [batch.finite(members) for members in minibatches]
-        of_ranks = list(zip(*(plan for plan, good in zip(plans, finite, strict=True) if good), strict=True))
-        per_rank = self._ranks.call(RankWorker.update, of_ranks) if of_ranks else []
-        done = (add_ranks(step) for step in zip(*per_rank, strict=True))
-        sums = [next(done) if good else NOT_TRIED for good in finite]
-        return [TakenStep(*step) for step in zip(minibatches, plans, sums, strict=True)]
-
-    def _summary(self, batch: Batch, taken: Sequence[TakenStep]) -> UpdateStats:
-        tried = [step for step in taken if step.sums is not NOT_TRIED]
-        rates = [rate for step in taken if (rate := step.plans[0].policy_lr) is not None]
-        return summarise_update(
-            [step.sums for step in taken],
-            batch.stats,
-            policy_lr=rates[-1] if rates else 0.0,
-            value_lr=taken[-1].plans[0].value_lr,
-            shared_share=shared_share(
-                [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
-                [batch.rows[i] for step in tried for i in step.members],
-            ),
-            policy_trained=batch.policy_learns(),
-            critic=self._has_critic,
-        )
-
-    def _note(self, batch: Batch, taken: Sequence[TakenStep]) -> None:
-        """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
-        state, target, measured = self.state, self._spec.kl_target, batch.stats.reference_kl
-        skipped = [step.sums.skipped for step in taken]
-        state.note_steps(
-            skipped,
-            batch.skipped_problems([step.members for step in taken], skipped),
-            steps=self._config.epochs * self._config.minibatches,
-            policy_steps=sum(step.trains_policy for step in taken),
-            warmup=self._config.critic_warmup,
-        )
-        if batch.policy_learns() and target is not None and math.isfinite(measured):
-            samples = len(batch.starts(Use.TRAIN))
-            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, measured, target, samples)
-        if state.skipped_in_row >= MOST_SKIPPED:
-            ids = tuple(state.skipped_problems)
-            raise DivergenceError(
-                f"{state.skipped_in_row} optimizer steps in a row had a NaN or Inf, "
-                f"last on {len(ids)} problems ({', '.join(ids[:3])}, ...); lower "
-                f"learner.policy_lr or look at their rewards, then resume from the last checkpoint",
-                ids,
-            )
+    def _taken(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps with what the ranks say of them; those with a NaN or Inf in their columns are not taken."""
+        by_rank = list(zip(*(step.plans for step in steps if step.finite), strict=True))
+        done = zip(*(self._ranks.call(RankWorker.update, by_rank) if by_rank else []), strict=True)
+        return [step.taken(next(done)) if step.finite else step for step in steps]
 
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
         """Remember the gap of engines and learner with the same weights; more than rounding raises WeightError."""
@@ -320,6 +249,3 @@ class LearnerGroup:
     def _assign(self, rows: Sequence[Row]) -> Assignment:
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
         return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
-
-    def _rate(self, peak: float, step: int, total: int) -> float:
-        return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)

@@ -1,8 +1,7 @@
 """What one update reports: typed numbers for the console and the metrics files."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,10 +22,6 @@ class StepSums:
     policy_norm: float | None  # gradient norm before clipping; None: the policy was not trained
     value_norm: float | None  # None: the critic was not trained
     skipped: bool  # for a NaN or Inf, by both models
-
-
-NOT_TRIED = StepSums(PolicySums(), 0.0, None, 0.0, skipped=True)
-"""The record of a step that was left out because its minibatch has a NaN or Inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,33 +111,3 @@ def effective_share(weights: FloatArray) -> float:
     """
     exact = weights.astype(np.float64)
     return float(exact.sum() ** 2 / max(len(exact) * np.square(exact).sum(), 1e-300))
-
-
-def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
-    """One optimizer step, over all ranks."""
-    policy = sum((rank.policy for rank in ranks[1:]), ranks[0].policy)
-    return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
-
-
-def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
-    """Statistics of an update from its steps (each a sum over ranks) and its batch; `rest`: all other fields."""
-    good = [step for step in steps if not step.skipped]
-    of_policy = [step for step in good if step.policy_norm is not None]
-    of_critic = [step for step in good if step.value_norm is not None]
-    count, critic_count = max(1, len(of_policy)), max(1, len(of_critic))
-    policy = sum((step.policy for step in of_policy), PolicySums())
-    return UpdateStats(
-        **asdict(batch),
-        policy_loss=policy.loss / count,
-        value_loss=sum(step.value_loss for step in of_critic) / critic_count,
-        first_kl=of_policy[0].policy.kl if of_policy else 0.0,
-        kl=policy.kl / count,
-        clip_fraction=policy.clipped / count,
-        entropy=policy.entropy / count,
-        policy_grad_norm=sum(step.policy_norm or 0.0 for step in of_policy) / count,
-        value_grad_norm=sum(step.value_norm or 0.0 for step in of_critic) / critic_count,
-        steps=len(steps),
-        policy_steps=len(of_policy),
-        skipped_steps=len(steps) - len(good),
-        **rest,
-    )

@@ -288,7 +288,7 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
     algorithm = AlgorithmConfig(normalise="global", **fields)
     options: dict[str, Any] = {"ranks": ranks, "zero_stage": zero_stage, "minibatches": 3}
     options["offload"] = zero_stage == 2
-    monkeypatch.setattr("learner.group.MOST_SKIPPED", 18)
+    monkeypatch.setattr("learner.update.MOST_SKIPPED", 18)
     with group(path, algorithm, **options) as learner:
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)
