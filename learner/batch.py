@@ -13,7 +13,7 @@ import numpy.typing as npt
 from core.records import FloatArray, IntArray, Rollout, Start, Use, used
 from learner.losses import Doubles
 from learner.packing.assign import Assignment
-from learner.packing.micro_batches import Columns, Components, Row, TrainBatch, micro_batch_of
+from learner.packing.micro_batches import Columns, Components, Row, TrainBatch, micro_batch_of, row_of
 from learner.packing.trees import IndexArray
 from learner.stats import BatchStats
 
@@ -34,11 +34,15 @@ class Batch:
     """A batch ready to train on. The N tokens of row i are [offsets[i], offsets[i + 1]) of the flat arrays."""
 
     rollouts: list[Rollout]  # one per row: those to train on, then those to imitate
-    rows: list[Row]
     offsets: IndexArray  # [n + 1]
     columns: Columns
     components: Components[Component]
     stats: BatchStats  # of the rollouts to train on
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rollouts as a model reads them."""
+        return [row_of(rollout) for rollout in self.rollouts]
 
     @property
     def coefficients(self) -> Components[float]:
@@ -93,7 +97,7 @@ class Batch:
 
     def micro_batches(self, assignment: Assignment, members: Sequence[int]) -> list[list[TrainBatch]]:
         """The micro-batches [rank][...] of an optimizer step; `assignment` has positions in `members`."""
-        rows = [self.rows[i] for i in members]
+        rows = [row_of(self.rollouts[i]) for i in members]
         weights = self.weights(members)
 
         def _train_batch(group: IntArray) -> TrainBatch:

@@ -17,7 +17,7 @@ from core.records import Boundaries, Flags, FloatArray, IntArray, Rollout, Use, 
 from learner.batch import Batch, Component
 from learner.estimators import Episodes, Estimator, find_estimator, gae, normalised
 from learner.losses import CORRECTIONS, aggregation, faded_coefficient, kl
-from learner.packing.micro_batches import Components, TokenColumns, row_of
+from learner.packing.micro_batches import Components, TokenColumns
 from learner.shaping import shaped_rewards, whole_reward
 from learner.state import LearnerState
 from learner.stats import batch_stats
@@ -42,8 +42,7 @@ def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, state: LearnerStat
     config, trained = algorithm.config, used(rollouts, Use.TRAIN)
     learns = state.policy_learns(algorithm.critic_warmup)
     imitated = used(rollouts, Use.IMITATE) if learns else []
-    rows = [row_of(rollout) for rollout in [*trained, *imitated]]
-    counts = np.array([row.scored for row in rows], np.int64)
+    counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     behaviour, proximal = (
         _flat(trained, lambda rollout: rollout.logprobs),
@@ -73,11 +72,10 @@ def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, state: LearnerStat
         old_values=_column(values),
         returns=_column(returns),
         reference=_column(reference),
-        sequence=np.repeat(np.arange(len(rows)), counts),
+        sequence=np.repeat(np.arange(len(counts)), counts),
     )
     return Batch(
         rollouts=[*trained, *imitated],
-        rows=rows,
         offsets=offsets,
         columns=columns,
         components=_components(trained, imitated, algorithm, learns, coefficient, _column(importance), varied),
@@ -106,7 +104,7 @@ def _components(
     """What each token weighs in each component. `importance`: [N], 0 of imitated ones. `varied`: whether the rewards
     that a row is compared with differ."""
     config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
-    counts = np.array([row_of(rollout).scored for rollout in [*trained, *imitated]])
+    counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
     kept = _in_loss(trained, config)
     compared = kept & varied if find_estimator(config.estimator).needs_groups else kept

@@ -63,12 +63,12 @@ def planned(
     def _rate(peak: float, step: int, total: int) -> float:
         return learning_rate(peak, step, config.warmup_steps, total, config.schedule)
 
-    steps = []
+    rows, steps = batch.rows, []
     for members in minibatches:
         learns = batch.policy_learns(members)
         policy_lr = _rate(config.policy_lr, policy_step, total - late) if learns else None
         value_lr = _rate(config.value_lr, value_step, total)
-        by_rank = batch.micro_batches(assign([batch.rows[i] for i in members]), members)
+        by_rank = batch.micro_batches(assign([rows[i] for i in members]), members)
         plans = [StepPlan(batches, batch.coefficients, policy_lr, value_lr) for batches in by_rank]
         steps.append(Step(members, plans, batch.finite(members)))
         policy_step, value_step = policy_step + learns, value_step + 1
@@ -109,7 +109,7 @@ def summary(batch: Batch, steps: Sequence[Step], critic: bool) -> UpdateStats:
     count, critic_count = max(1, len(of_policy)), max(1, len(of_critic))
     policy = sum((sums.policy for sums in of_policy), PolicySums())
     rates = [rate for step in steps if (rate := step.plans[0].policy_lr) is not None]
-    finite = [step for step in steps if step.finite]
+    finite, rows = [step for step in steps if step.finite], batch.rows
     return UpdateStats(
         **asdict(batch.stats),
         policy_loss=policy.loss / count,
@@ -124,7 +124,7 @@ def summary(batch: Batch, steps: Sequence[Step], critic: bool) -> UpdateStats:
         value_lr=steps[-1].plans[0].value_lr,
         shared_share=shared_share(
             [micro.inputs for step in finite for plan in step.plans for micro in plan.batches],
-            [batch.rows[i] for step in finite for i in step.members],
+            [rows[i] for step in finite for i in step.members],
         ),
         steps=len(steps),
         policy_steps=len(of_policy),
