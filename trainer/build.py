@@ -46,7 +46,7 @@ from trainer.model.files import ModelInfo, check_judging_model, describe_data, i
 from trainer.model.gguf import model_folder
 from trainer.model.gpus import describe_gpus, planned_gpus
 from trainer.model.needs import check_needs, critic, methods
-from trainer.run import Resampling, Run, Sources
+from trainer.run import Run, Sources
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -200,7 +200,7 @@ def opened(
             pool=pool,
             algorithm=_algorithm(config, boundaries),
             learner=learner,
-            resampling=_resampling(config),
+            resample=config.rollout.resample,
         )
 
 
@@ -284,13 +284,6 @@ def _algorithm(config: ResolvedConfig, boundaries: Boundaries) -> Algorithm:
     weight = config.learner.value_coefficient if critic(config) == "shared" else 1.0
     longest, warmup = config.rollout.max_response_tokens, config.learner.critic_warmup
     return Algorithm(config.algorithm, longest, boundaries, weight, warmup)
-
-
-def _resampling(config: ResolvedConfig) -> Resampling:
-    from learner.shaping import whole_reward
-
-    reward = partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens)
-    return Resampling(config.rollout.resample, reward, config.algorithm.overlong == "mask")
 
 
 @contextmanager

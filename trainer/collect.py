@@ -87,7 +87,7 @@ def collect_metrics(
 
 def _of_rewards(run: Run, generated: Sequence[Rollout]) -> dict[str, float]:
     rewards = np.array([rollout.reward for rollout in generated])
-    _, uninformative = by_information(generated, run.resampling)
+    _, uninformative = by_information(generated, run.algorithm)
     alike, starts = (len({rollout.start.id for rollout in part}) for part in (uninformative, generated))
     several = any(rollout.start.samples > 1 for rollout in generated)
     return {

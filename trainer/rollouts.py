@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from core.errors import ActorError
 from core.parts.sources import Progress
 from core.records import Rollout, Use
 from trainer.metrics import PhaseClock
-from trainer.run import Resampling, Run
+from trainer.run import Run
+
+if TYPE_CHECKING:
+    from learner.credit import Algorithm
 
 
 def judged(run: Run, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
@@ -32,35 +36,38 @@ def judged(run: Run, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]
 
 def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseClock) -> list[Rollout]:
     """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same
-    reward, in at most `rounds` rounds.
+    reward, in at most `run.resample` rounds.
 
     What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its size.
     Those that are left out come last, with the use COUNT.
     """
-    resampling, size = run.resampling, len(rollouts)
-    if not resampling.rounds:
+    size = len(rollouts)
+    if not run.resample:
         return list(rollouts)
     starts = len({rollout.start.id for rollout in rollouts})
-    kept, others = by_information(rollouts, resampling)
-    for number in range(1, resampling.rounds + 1):
+    kept, others = by_information(rollouts, run.algorithm)
+    for number in range(1, run.resample + 1):
         lacking = starts - len({rollout.start.id for rollout in kept})
         if lacking <= 0:
             break
         more = clock.timed("replay", run.sources.propose, lacking, replace(at, round=number))
         found = clock.timed("generate", run.engines.generate, more)
-        informative, rest = by_information(clock.timed("reward", run.task.judge, found), resampling)
+        informative, rest = by_information(clock.timed("reward", run.task.judge, found), run.algorithm)
         kept, others = kept + informative, others + rest
     whole = kept + others
     return [*whole[:size], *(replace(rollout, use=Use.COUNT) for rollout in whole[size:])]
 
 
-def by_information(rollouts: Sequence[Rollout], resampling: Resampling) -> tuple[list[Rollout], list[Rollout]]:
+def by_information(rollouts: Sequence[Rollout], algorithm: Algorithm) -> tuple[list[Rollout], list[Rollout]]:
     """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in
     order."""
+    from learner.shaping import whole_reward
+
+    config = algorithm.config
     rewards: dict[str, set[float]] = {rollout.start.id: set() for rollout in rollouts}
     for rollout in rollouts:
-        if not (resampling.mask_truncated and rollout.finish.truncated):
-            rewards[rollout.start.id].add(resampling.reward(rollout))
+        if not (config.overlong == "mask" and rollout.finish.truncated):
+            rewards[rollout.start.id].add(whole_reward(rollout, config, algorithm.longest))
     split: tuple[list[Rollout], list[Rollout]] = ([], [])
     for rollout in rollouts:
         split[len(rewards[rollout.start.id]) < 2].append(rollout)

@@ -98,15 +98,6 @@ def _check_ids(starts: Sequence[Start]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Resampling:
-    """Dynamic sampling: starts whose rewards are all equal are replaced."""
-
-    rounds: int  # at most; 0: never
-    reward: Callable[[Rollout], float]  # of a whole continuation, as the learner sees it
-    mask_truncated: bool  # the learner leaves truncated continuations out
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """The parts that an iteration uses."""
 
@@ -118,7 +109,7 @@ class Run:
     pool: Pool  # the same engines: for evaluation, weights and counts
     algorithm: Algorithm  # what the tokens of a batch weigh
     learner: LearnerGroup
-    resampling: Resampling
+    resample: int = 0  # most rounds of dynamic sampling in an iteration
 
     def at(self, iteration: int) -> Progress:
         """The run at the beginning of an iteration."""

@@ -17,7 +17,7 @@ from learner.probe import Gap
 from learner.state import LearnerState
 from learner.stats import BroadcastReport, UpdateStats
 from tests.learner.conftest import every_token
-from trainer.run import Resampling, Run, Sources
+from trainer.run import Run, Sources
 
 STATS = UpdateStats(**{entry.name: 0.0 for entry in fields(UpdateStats)})  # type: ignore[arg-type]
 PROBLEMS = {f"p{number}": Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)}
@@ -107,5 +107,5 @@ def fake_run(engines: FakeEngines, learner: FakeLearner, sources: Sources, sampl
         pool=cast(Any, engines),
         algorithm=Algorithm(AlgorithmConfig(), 8, every_token),
         learner=cast(Any, learner),
-        resampling=Resampling(rounds, lambda rollout: rollout.reward, mask_truncated=False),
+        resample=rounds,
     )

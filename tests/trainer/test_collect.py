@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from actors.ledger import Queues
+from core.config import AlgorithmConfig
 from core.machine import Memory
 from core.parts.sources import StartSource, roots
 from core.records import Episode, Finish, IntArray, Problem, Rollout, Start, Use, Verdict
+from learner.credit import Algorithm
 from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
+from tests.learner.conftest import every_token
 from tests.trainer.examples import SECONDS
 from trainer.collect import collect_metrics
 from trainer.metrics import IterationMetrics
-from trainer.run import Report, Resampling, Run
+from trainer.run import Report, Run
 
 PROBLEM = Problem("p", np.array([1, 2], np.int32), "gold")
 START, OTHER = roots([PROBLEM, replace(PROBLEM, id="q")], 2, seed=0)
@@ -51,7 +54,7 @@ def collected(iteration: Report, tokens_before: int = 0) -> IterationMetrics:
         engines=SimpleNamespace(finished=1),
         task=SimpleNamespace(weights={}),
         problems={},
-        resampling=Resampling(0, lambda rollout: rollout.reward, mask_truncated=False),
+        algorithm=Algorithm(AlgorithmConfig(), 8, every_token),
     )
     return collect_metrics(
         cast(Run, parts), iteration, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
