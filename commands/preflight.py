@@ -6,7 +6,7 @@ from core.machine import this_machine
 from core.plan import Resources, check_machine, choose_device
 from core.run_directory import check_root
 from core.seeds import derive
-from core.startup import check_reachable, named_address
+from core.startup import check_reachable
 from monitor.trackers import check_trackers
 from tasks.judging import probe_reward
 from tasks.kinds import check_trained, rollout_settings, task_items
@@ -38,9 +38,11 @@ def check_surroundings(config: Config, local: bool = False) -> None:
         check_place(config.learner.value_path, "learner.value_path")
     if config.run.mirror:
         open_store(config.run.mirror)
+    from trainer.cluster import joins
+
     if not local:
         check_reachable(config.cluster)
-    if local or not named_address(config.cluster):
+    if local or not joins(config.cluster):
         machine = this_machine()
         check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
     if options := config.rollout.sampling_options:
@@ -59,10 +61,10 @@ def check_data(config: Config) -> None:
 
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:
-    """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if not named_address(cluster):
-        machine = this_machine()
-        return Resources(cpus=float(machine.cores), gpus=float(machine.gpus))
-    from trainer.cluster import attached_resources
+    """The resources of the running cluster that a run would join, else of this machine."""
+    from trainer.cluster import attached_resources, joins
 
-    return attached_resources(cluster)
+    if joins(cluster):
+        return attached_resources(cluster)
+    machine = this_machine()
+    return Resources(cpus=float(machine.cores), gpus=float(machine.gpus))

@@ -32,7 +32,7 @@ from core.plan import (
 from core.records import Boundaries, Problem, Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
-from core.startup import named_address, without_gc
+from core.startup import without_gc
 from replay.coverage import Coverage
 from replay.errors import Errors
 from replay.imitation import Imitation, discoveries, own_successes
@@ -137,6 +137,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
 def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -> tuple[ResolvedConfig, list[Note]]:
     """The configuration without `auto`, and notes about it. Raises ConfigError when the sizes contradict each other."""
     from tasks.kinds import prompt_warnings
+    from trainer.cluster import joins
 
     machine = this_machine()
     device = expected_device(config.cluster)
@@ -145,7 +146,7 @@ def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -
     check_judging_model(found)
     memory = (config.cluster.gpu_memory or machine.gpu_memory) if device == "cuda" else 0.0
     found = planned_gpus(config, found, info, critic(found), memory, training)
-    if not named_address(found.cluster):
+    if not joins(found.cluster):
         check_machine(found, machine, device)
         if training and device == "cpu":
             check_memory(found, info, critic(found), machine.memory)

@@ -142,6 +142,11 @@ def find() -> str | None:
     return str(recorded)
 
 
+def joins(cluster: ClusterConfig) -> bool:
+    """Whether a run joins a cluster that is there, instead of starting one on this machine."""
+    return (find() if cluster.address == "auto" else cluster.address) != "local"
+
+
 def places() -> list[str]:
     """Lines that say where the Ray dashboard is, and the metrics of this node for Prometheus."""
     own = ray.get_runtime_context().get_node_id()

@@ -12,6 +12,7 @@ SINGLE: dict[str, dict[str, Any]] = {
     "rollout": {"actors": 1, "tensor_parallel": 1, "max_staleness": 0},
     "learner": {"ranks": 1, "transport": "object_store"},
     "task": {"judge_workers": 0},
+    "cluster": {"address": "local"},
 }
 """Settings that one process requires, by section."""
 
@@ -28,7 +29,7 @@ def single_process(config: Config) -> Config:
     threads = max(config.rollout.threads, config.learner.threads)  # the rank sets the number for the whole process
     os.environ.update(rank_environment(device, threads))
     set_environment(ENVIRONMENT | LOOPBACK)
-    fields = SINGLE | {"cluster": {"device": device}}
+    fields = SINGLE | {"cluster": {**SINGLE["cluster"], "device": device}}
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in fields.items()}
     )

@@ -12,7 +12,7 @@ import pytest
 
 from commands import preflight
 from core.config import ClusterConfig, Config
-from core.errors import ClusterError
+from core.errors import ClusterError, ConfigError
 from core.interruption import Interruption
 from core.load import override
 from core.machine import Machine
@@ -138,6 +138,20 @@ def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: py
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert preflight.cluster_resources(ClusterConfig(address="auto")).cpus == 2.0
     assert preflight.cluster_resources(ClusterConfig(address="local")).cpus == 1.0
+
+
+def test_a_head_on_this_machine_decides_for_its_whole_cluster(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its device and its resources are the cluster's; this machine alone need not hold the run."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(preflight, "this_machine", lambda: Machine(1, 1.0))
+    monkeypatch.setattr(cluster, "find", lambda: "10.0.0.1:6379")
+    assert preflight.cluster_resources(ClusterConfig()).cpus == 2.0
+    preflight.check_surroundings(override(Config(), ["--rollout.threads", "64"]))
+    assert calls == ["shutdown"]
+    with pytest.raises(ConfigError, match=r"rollout\.threads"):
+        preflight.check_surroundings(override(Config(), ["--rollout.threads", "64", "--cluster.address", "local"]))
 
 
 def test_no_stray_call_starts_a_cluster() -> None:

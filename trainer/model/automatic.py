@@ -40,11 +40,9 @@ def expected_device(cluster: ClusterConfig) -> Device:
     """The device of a run before it is connected: that of the cluster that it will attach to, else this machine's."""
 
     def _any_gpu() -> bool:
-        from trainer.cluster import attached_resources, find
+        from trainer.cluster import attached_resources, joins
 
-        if (find() if cluster.address == "auto" else cluster.address) == "local":
-            return this_machine().gpus > 0
-        return attached_resources(cluster).gpus > 0
+        return (attached_resources(cluster) if joins(cluster) else this_machine()).gpus > 0
 
     return choose_device(cluster, _any_gpu)
 
