@@ -46,8 +46,9 @@ class Sources(StartSource):
     def propose(self, most: int, at: Progress) -> list[Start]:
         """What each source wants; fresh problems take the rest. Fresh ones come first."""
         wanted: list[Start] = []
-        for source in self._others.values():
-            wanted += source.propose(most - len(wanted), at)
+        for name, source in self._others.items():
+            left = max(0, most - len(wanted))
+            wanted += _checked(name, source.propose(left, at), left, at)
         reserved = self._reserved(most, at) if self._reserved else 0
         fresh = self._fresh.propose(most - max(len(wanted), reserved), at)
         starts = [*fresh, *wanted]
@@ -83,6 +84,19 @@ class Sources(StartSource):
         """See `StartSource`."""
         for source in self._all.values():
             source.close()
+
+
+def _checked(name: str, starts: Sequence[Start], most: int, at: Progress) -> Sequence[Start]:
+    """The starts of a source. Raises DataError for too many, and for one with another number of samples."""
+    if len(starts) > most:
+        raise DataError(f"rollout.sources {name}: propose(most={most}, ...) returned {len(starts)} starts")
+    for start in starts:
+        if start.samples != at.samples:
+            raise DataError(
+                f"rollout.sources {name}: the start {start.id} has {start.samples} samples, the run {at.samples} "
+                "(rollout.samples); make starts by root_start or state_start"
+            )
+    return starts
 
 
 def _check_ids(starts: Sequence[Start]) -> None:

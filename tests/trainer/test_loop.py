@@ -123,6 +123,20 @@ def test_two_starts_of_one_id_are_refused() -> None:
         iteration(fake_run(FakeEngines(answer), FakeLearner(), both), 1)
 
 
+@pytest.mark.parametrize(
+    ("count", "samples", "names"), [(5, 2, "most=4.*5 starts"), (1, 3, r"1\.o0 has 3 samples.* 2 ")]
+)
+def test_starts_of_a_source_that_do_not_fit_are_refused_by_its_name(count: int, samples: int, names: str) -> None:
+    class Wrong(StartSource):
+        def propose(self, most: int, at: Progress) -> list[Start]:
+            problems = [PROBLEMS[f"p{number}"] for number in range(count)]
+            return [root_start(problem, replace(at, samples=samples), i, "own") for i, problem in enumerate(problems)]
+
+    sources = Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {"my_source.Wrong": Wrong()})
+    with pytest.raises(DataError, match=rf"rollout\.sources my_source\.Wrong: .*{names}"):
+        iteration(fake_run(FakeEngines(answer), FakeLearner(), sources), 1)
+
+
 def test_a_source_that_a_checkpoint_does_not_know_is_as_new(tmp_path: Path) -> None:
     fresh = Fresh(UniformSampler([*PROBLEMS.values()], 0))
     Sources(fresh, {}).save(tmp_path)
