@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from core.config import Device, ResolvedLearner
+from core.config import AlgorithmConfig, Device, ResolvedLearner
 from core.errors import ConfigError, WeightError
 from core.machine import largest
 from core.records import FloatArray, IntArray, Rollout, Use, used
@@ -25,7 +25,6 @@ from learner.packing.micro_batches import (
     results_by_row,
     row_of,
 )
-from learner.policy_losses import LossSettings
 from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.state import CheckpointLayout, LearnerState, read_state
 from learner.stats import BroadcastReport, UpdateStats
@@ -41,13 +40,12 @@ class LearnerSpec:
 
     model: str | Path  # Hugging Face directory or name of the policy; the critic's trunk starts from it too
     config: ResolvedLearner
-    losses: LossSettings
+    algorithm: AlgorithmConfig
+    temperature: float  # of the rollouts
     dtype: str
     device: Device
     total_steps: int  # optimizer steps of the whole run, for the learning-rate schedule
     seed: int
-    kl_coefficient: float = 0.0  # the first one; 0: there is no reference policy
-    kl_target: float | None = None  # KL to the reference, nats per token, to which the coefficient is adapted
     cpus: float = 1.0  # of a rank
     gpus: float = 0.0
     local: bool = False  # run the one rank in this process instead of a Ray actor (debugging)
@@ -66,12 +64,12 @@ class LearnerGroup:
         self._launch()
 
     def _launch(self) -> None:
-        spec, config, kl = self._spec, self._config, self._spec.kl_coefficient
+        spec, config, kl = self._spec, self._config, self._spec.algorithm.kl_coefficient
         self._ranks: Ranks = (
             LocalRanks() if spec.local else Ranks(config, device=spec.device, cpus=spec.cpus, gpus=spec.gpus)
         )
         self._ranks.join(spec.device, config.deadline)
-        arguments = (config, spec.losses, kl > 0, spec.dtype, derive(spec.seed, "learner"))
+        arguments = (config, spec.algorithm, spec.temperature, spec.dtype, derive(spec.seed, "learner"))
         trained = self._ranks.call_same(RankWorker.load, str(spec.model), *arguments)[0]
         self._ranks.call_same(RankWorker.open_channel, spec.sender, spec.pairs, config.deadline)
         fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
@@ -145,7 +143,7 @@ class LearnerGroup:
             rng = generator(self._spec.seed, "minibatches", state.updates, number)
             minibatches = assign_steps_apart(own, imitated, config.minibatches, rng)
             steps += self._taken(planned(batch, minibatches, steps, state, config, total, self._assign))
-        note(state, batch, steps, config, self._spec.kl_target)
+        note(state, batch, steps, config, self._spec.algorithm.kl_target)
         return summary(batch, steps, self._has_critic)
 
     def _taken(self, steps: Sequence[Step]) -> list[Step]:
@@ -225,7 +223,7 @@ class LearnerGroup:
         coefficient stays adapted unless another is configured. Raises CheckpointError."""
         state, ranks = read_state(directory / "learner.json", self._layout)
         self._ranks.call_same(RankWorker.restore, str(directory), ranks)
-        state.continue_with(self._spec.kl_coefficient)
+        state.continue_with(self._spec.algorithm.kl_coefficient)
         self.state = state
 
     def export(self, directory: Path) -> None:

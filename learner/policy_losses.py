@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from core.config import AlgorithmConfig, KlEstimator
+from core.config import AlgorithmConfig
 from core.errors import ConfigError
 from core.sections.registry import find
 from learner.losses import LOG_RATIO_BOUND, kl, ratio
@@ -32,25 +32,6 @@ class PolicySums:
         return PolicySums(
             self.loss + other.loss, self.kl + other.kl, self.clipped + other.clipped, self.entropy + other.entropy
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    """How the losses per token are computed: the same for a whole run."""
-
-    policy_loss: str  # name or import path (`find_policy_loss`)
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    value_clip: float
-    kl_estimator: KlEstimator
-    temperature: float  # of the rollouts; log-probabilities are those of softmax(logits / temperature)
-
-
-def loss_settings(algorithm: AlgorithmConfig, temperature: float) -> LossSettings:
-    """Those of a configuration."""
-    clips = (algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip, algorithm.value_clip)
-    return LossSettings(algorithm.policy_loss, *clips, algorithm.chosen_kl, temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +76,7 @@ def policy_objective(
     columns: TokenColumns[Tensor],
     weights: Components[Tensor],
     coefficients: Components[float],
-    settings: LossSettings,
+    algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, PolicySums]:
     """Loss (scalar) and statistics of the policy: of every component its coefficient x the weighted sum of its loss per
     token. These are the surrogate (rl), - entropy, the KL, and - min(pi / pi_prox, 1 + clip_high) (ce).
@@ -104,18 +85,18 @@ def policy_objective(
     much as PPO's clip allows for an advantage of 1.
     """
     sequence = torch.unique(columns.sequence, return_inverse=True)[1]
-    bounds = (settings.clip_low, settings.clip_high, settings.dual_clip)
+    bounds = (algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     tokens = PolicyTokens(logprobs, columns.proximal, columns.advantages, sequence, *bounds)
-    surrogate, clipped = find_policy_loss(settings.policy_loss)(tokens)
+    surrogate, clipped = find_policy_loss(algorithm.policy_loss)(tokens)
     surrogate = (weights.rl * surrogate).sum()
     loss = coefficients.rl * surrogate
     if coefficients.entropy > 0:
         loss = loss - coefficients.entropy * (weights.entropy * entropy).sum()
     if coefficients.kl > 0:
-        divergence = kl(logprobs, columns.reference, settings.kl_estimator)
+        divergence = kl(logprobs, columns.reference, algorithm.chosen_kl)
         loss = loss + coefficients.kl * (weights.kl * divergence).sum()
     if coefficients.ce > 0:
-        raised = ratio(logprobs, columns.proximal).clamp(max=1.0 + settings.clip_high)
+        raised = ratio(logprobs, columns.proximal).clamp(max=1.0 + algorithm.clip_high)
         loss = loss - coefficients.ce * (weights.ce * raised).sum()
     with torch.no_grad():
         w = weights.entropy

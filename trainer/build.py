@@ -360,20 +360,18 @@ def engine_pool(
 def _learner(config: ResolvedConfig, model: str, device: Device, local: bool) -> LearnerGroup:
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup, LearnerSpec
-    from learner.policy_losses import loss_settings
 
     critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     spec = LearnerSpec(
         model,
         config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
-        loss_settings(config.algorithm, config.rollout.temperature),
+        config.algorithm,
+        config.rollout.temperature,
         dtype=config.model.dtype,
         device=device,
         total_steps=batch_plan(config).total_steps,
         seed=derive(config.run.seed, "learner"),
-        kl_coefficient=config.algorithm.kl_coefficient,
-        kl_target=config.algorithm.kl_target,
         cpus=config.cluster.learner_cpus,
         gpus=gpus_each(config, device)[1],
         local=local,

@@ -21,7 +21,6 @@ from learner.credit import Algorithm, credit
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup, LearnerSpec
 from learner.packing.micro_batches import row_of
-from learner.policy_losses import loss_settings
 from replay.boundaries import no_boundaries
 
 PPO = Algorithm(AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0), longest=1, boundaries=no_boundaries)
@@ -80,7 +79,8 @@ def one_rank(
     spec = LearnerSpec(
         model,
         config,
-        loss_settings(PPO.config, temperature=1.0),
+        PPO.config,
+        temperature=1.0,
         dtype=dtype,
         device=device,
         total_steps=100,

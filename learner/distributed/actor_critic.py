@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from core.config import LearnerConfig
+from core.config import AlgorithmConfig, LearnerConfig
 from learner.distributed.engine import TrainEngine
 from learner.losses import value_loss
 from learner.models.attention import line_on, to_device
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
 from learner.packing.micro_batches import Components, MicroBatch, TokenColumns, TrainBatch
-from learner.policy_losses import LossSettings, PolicySums, policy_objective
+from learner.policy_losses import PolicySums, policy_objective
 from learner.stats import StepSums
 
 
@@ -49,8 +49,14 @@ def engines_of(
 class ActorCritic(ABC):
     """The models that a rank trains and scores with: what both kinds have in common."""
 
-    def __init__(self, engines: dict[str, TrainEngine], losses: LossSettings) -> None:
-        self.engines, self.policy, self._losses = engines, engines["policy"], losses
+    def __init__(self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, temperature: float) -> None:
+        """`temperature`: of the rollouts; log-probabilities are those of softmax(logits / temperature)."""
+        self.engines, self.policy, self._algorithm, self._temperature = (
+            engines,
+            engines["policy"],
+            algorithm,
+            temperature,
+        )
         self._device = self.policy.device
 
     @abstractmethod
@@ -72,7 +78,7 @@ class ActorCritic(ABC):
 
     def _value_objective(self, values: Tensor, columns: TokenColumns[Tensor], weights: Tensor) -> Tensor:
         """Loss (scalar) of the critic on N tokens of these weights [N]."""
-        return (weights * value_loss(values, columns.old_values, columns.returns, self._losses.value_clip)).sum()
+        return (weights * value_loss(values, columns.old_values, columns.returns, self._algorithm.value_clip)).sum()
 
     def _on_device(self, batch: TrainBatch) -> tuple[TokenColumns[Tensor], Components[Tensor]]:
         def _moved(array: npt.NDArray[Any]) -> Tensor:
@@ -87,7 +93,7 @@ class SeparateModels(ActorCritic):
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
-        return [self.logprobs(batch, self._losses.temperature) for batch in batches], self.values(batches)
+        return [self.logprobs(batch, self._temperature) for batch in batches], self.values(batches)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
@@ -116,8 +122,8 @@ class SeparateModels(ActorCritic):
 
     def _policy_pass(self, batch: TrainBatch, coefficients: Components[float]) -> PolicySums:
         line = line_on(batch.inputs, self._device)
-        logprobs, entropy = self.policy(line=line, temperature=self._losses.temperature)
-        loss, sums = policy_objective(logprobs, entropy, *self._on_device(batch), coefficients, self._losses)
+        logprobs, entropy = self.policy(line=line, temperature=self._temperature)
+        loss, sums = policy_objective(logprobs, entropy, *self._on_device(batch), coefficients, self._algorithm)
         self.policy.backward(loss, logprobs)
         return sums
 
@@ -145,7 +151,7 @@ class SharedTrunk(ActorCritic):
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
-        temperature, device = self._losses.temperature, self._device
+        temperature, device = self._temperature, self._device
         read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [logprobs for logprobs, _, _ in read], [values for _, _, values in read]
 
@@ -165,11 +171,11 @@ class SharedTrunk(ActorCritic):
 
     def _pass(self, batch: TrainBatch, coefficients: Components[float], learns: bool) -> tuple[PolicySums, float]:
         line, (columns, weights) = line_on(batch.inputs, self._device), self._on_device(batch)
-        logprobs, entropy, values = self.policy(line=line, temperature=self._losses.temperature if learns else None)
+        logprobs, entropy, values = self.policy(line=line, temperature=self._temperature if learns else None)
         critic = self._value_objective(values, columns, weights.value)
         loss, sums = coefficients.value * critic, PolicySums()
         if learns:
-            policy, sums = policy_objective(logprobs, entropy, columns, weights, coefficients, self._losses)
+            policy, sums = policy_objective(logprobs, entropy, columns, weights, coefficients, self._algorithm)
             loss = loss + policy
         self.policy.backward(loss, values)
         return sums, float(critic.detach())

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from core.config import Device, LearnerConfig
+from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
 from core.machine import Memory, peak_memory, return_freed_memory
 from core.records import FloatArray
@@ -36,7 +36,7 @@ with without_gc():  # a rank's process begins here
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
     from learner.packing.micro_batches import MicroBatch
-    from learner.policy_losses import LossSettings, find_policy_loss
+    from learner.policy_losses import find_policy_loss
     from learner.stats import StepSums
 
 KINDS: dict[str, type[ActorCritic]] = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
@@ -75,14 +75,14 @@ class RankWorker:
         return Path(file).exists()
 
     def load(
-        self, path: str, learner: LearnerConfig, losses: LossSettings, has_reference: bool, dtype: str, seed: int
+        self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, temperature: float, dtype: str, seed: int
     ) -> str:
-        """Build the engines from the policy's directory, and the reference policy if there is one. Returns the policy's
-        class and its number of trained parameters, which a checkpoint must match."""
+        """Build the engines from the policy's directory, and a reference policy for a KL. `temperature`: of the
+        rollouts. Returns the policy's class and its number of trained parameters, which a checkpoint must match."""
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
-        find_policy_loss(losses.policy_loss)  # raises here if this node lacks a user's module
-        self._path, self._temperature = path, losses.temperature
+        find_policy_loss(algorithm.policy_loss)  # raises here if this node lacks a user's module
+        self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
         load = load_shared if learner.value_model == "shared" else load_policy
         self._module: PolicyModel = load(path, kind, self._lora)
@@ -94,9 +94,9 @@ class RankWorker:
         trained = sum(p.numel() for p in self._module.parameters() if p.requires_grad)  # before ZeRO partitions them
         self._engines = engines_of(self._module, value, learner, kind)
         self._engine = self._engines["policy"]  # of the model that is exported
-        self._actor_critic = KINDS[learner.value_model](self._engines, losses)
+        self._actor_critic = KINDS[learner.value_model](self._engines, algorithm, temperature)
         self._reference: PolicyModel | None = None
-        self._has_reference = has_reference
+        self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
             self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
         self._leave_gpu()

@@ -21,7 +21,6 @@ from learner.credit import Algorithm, credit
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup, LearnerSpec
-from learner.policy_losses import loss_settings
 from learner.stats import UpdateStats
 from tests.learner.conftest import every_token, make_judged
 
@@ -112,13 +111,12 @@ def group(
         spec = LearnerSpec(
             path,
             config,
-            loss_settings(settings, temperature),
+            settings,
+            temperature,
             dtype=dtype,
             device="cpu",
             total_steps=24,
             seed=0,
-            kl_coefficient=settings.kl_coefficient,
-            kl_target=settings.kl_target,
             cpus=0.5,
             sender=sender,
             pairs=pairs,

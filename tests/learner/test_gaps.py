@@ -16,7 +16,7 @@ from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
 from learner.packing.micro_batches import Components, Row, TokenColumns, micro_batch, over_continuation, row_of
-from learner.policy_losses import loss_settings, policy_objective
+from learner.policy_losses import policy_objective
 from tests.learner.conftest import credited, make_judged
 from tests.learner.groups import Tiny
 from tests.learner.test_credit import assert_same, scored_from
@@ -120,7 +120,7 @@ def _objective(logprobs: torch.Tensor, entropy: torch.Tensor, advantages: FloatA
     )
     coefficients = Components(rl=1.0, ce=0.0, kl=0.1, entropy=0.01, value=1.0)
     weights = coefficients.map(lambda _: _same(1 / len(logprobs)))
-    settings = loss_settings(AlgorithmConfig(kl_estimator="k2"), 1.0)
+    settings = AlgorithmConfig(kl_estimator="k2")
     return policy_objective(logprobs, entropy, columns, weights, coefficients, settings)[0]
 
 

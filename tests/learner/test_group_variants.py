@@ -19,7 +19,6 @@ from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
 from learner.packing.assign import assign_trees
 from learner.packing.micro_batches import Row, TrainBatch
-from learner.policy_losses import loss_settings
 from learner.state import LearnerState
 from tests.learner.conftest import every_token, forked, make_judged
 from tests.learner.groups import (
@@ -204,7 +203,7 @@ def engine_gradients(path: Path, step: StepPlan, tau: float) -> dict[str, torch.
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
     engines = engines_of(model, None, LearnerConfig(max_grad_norm=1e9), torch.float32)
-    trunk = SharedTrunk(engines, loss_settings(LOSSES, tau))
+    trunk = SharedTrunk(engines, LOSSES, tau)
     for batch in step.batches:
         trunk._pass(batch, step.coefficients, learns=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

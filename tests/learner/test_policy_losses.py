@@ -18,7 +18,6 @@ from learner.policy_losses import (
     find_policy_loss,
     gmpo,
     gspo,
-    loss_settings,
     policy_objective,
     ppo,
 )
@@ -171,7 +170,7 @@ def objective(
     coefficients: Components[float] = SURROGATE,
     policy_loss: str = "ppo",
 ) -> tuple[torch.Tensor, PolicySums]:
-    settings = loss_settings(AlgorithmConfig(kl_estimator="k2", policy_loss=policy_loss), 1.0)
+    settings = AlgorithmConfig(kl_estimator="k2", policy_loss=policy_loss)
     return policy_objective(logprobs, entropy, tokens.columns(), tokens.parts(), coefficients, settings)
 
 

@@ -20,7 +20,7 @@ from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
 from learner.packing.assign import Assignment, assign_trees
 from learner.packing.micro_batches import Row, TrainBatch, input_batches, micro_batch, results_by_row
-from learner.policy_losses import loss_settings, policy_objective
+from learner.policy_losses import policy_objective
 from tests.learner.conftest import credited, forked, make_judged
 from tests.learner.test_credit import as_prompt
 
@@ -70,8 +70,7 @@ def total(
         line = line_on(b.inputs, CPU)
         columns, weights = b.columns.map(torch.from_numpy), b.weights.map(torch.from_numpy)
         logprobs, entropy = policy(line, 0.7)
-        settings = loss_settings(LOSSES, 0.7)
-        loss, _ = policy_objective(logprobs, entropy, columns, weights, prepared.coefficients, settings)
+        loss, _ = policy_objective(logprobs, entropy, columns, weights, prepared.coefficients, LOSSES)
         critic = (weights.value * value_loss(value(line), columns.old_values, columns.returns, 0.5)).sum()
         (loss + critic).backward()
         losses += float((loss + critic).detach())
