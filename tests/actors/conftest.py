@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,7 @@ CONFIG = ResolvedRollout(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     """Directory of a tiny random Qwen2 with tied or untied embeddings, built once."""
-    built: dict[bool, Path] = {}
-
-    def get(tied: bool) -> Path:
-        if tied not in built:
-            built[tied] = models.build(tmp_path_factory.mktemp("model"), tied)
-        return built[tied]
-
-    return get
+    return cache(lambda tied: models.build(tmp_path_factory.mktemp("model"), tied))
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from core.records import FloatArray, IntArray, Start
 from core.weights import Weights, pack
+from tests.tiny import save_qwen2
 
 VOCABULARY = 300
 EOS = 1
@@ -15,13 +16,13 @@ EOS = 1
 
 def build(directory: Path, tied: bool, seed: int = 0) -> Path:
     """A Qwen2 of 2 layers, width 64, whose next-token distribution is far from uniform."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
+    return save_qwen2(
+        directory,
+        VOCABULARY,
+        seed=seed,
+        hidden_size=64,  # two heads of 32: the least that vLLM has a CPU kernel for
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=2,  # 32 per head: the least that vLLM has a CPU kernel for
         num_key_value_heads=1,
         max_position_embeddings=512,
         initializer_range=0.15,
@@ -29,8 +30,6 @@ def build(directory: Path, tied: bool, seed: int = 0) -> Path:
         eos_token_id=EOS,
         bos_token_id=None,
     )
-    Qwen2ForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 def save_tokenizer(directory: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -85,35 +86,27 @@ def forked(judged: list[Rollout]) -> list[Rollout]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     """tiny_model(tied) -> directory of a 2-layer Qwen2 of width 32 with a tokenizer."""
-    made: dict[bool, Path] = {}
-
-    def build(tied: bool) -> Path:
-        if tied not in made:
-            made[tied] = _build(tmp_path_factory.mktemp(f"tiny-{'tied' if tied else 'untied'}"), tied)
-        return made[tied]
-
-    return build
+    return cache(lambda tied: _build(tmp_path_factory.mktemp("model"), tied))
 
 
 def _build(path: Path, tied: bool) -> Path:
-    import torch
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
+    from tests.tiny import save_qwen2
+
+    save_qwen2(
+        path,
+        VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         attention_dropout=0.1,  # must be switched off by the learner
         initializer_range=0.1,  # far from uniform, so that wrong weights are seen
     )
-    Qwen2ForCausalLM(config).save_pretrained(path)
     vocabulary = {chr(0x4E00 + i): i for i in range(VOCABULARY)}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, []))).save_pretrained(path)
     return path

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import AutoTokenizer, Qwen2ForSequenceClassification
 
 from core.config import Config, ResolvedRewardModel
 from core.errors import ModelError
@@ -20,6 +19,7 @@ from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_
 from tasks.judging import check_judge
 from tasks.kinds import task_items
 from tasks.synthetic.corpus import character_tokenizer
+from tests.tiny import save_qwen2
 from trainer.model.files import check_judging_model, located
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
@@ -33,19 +33,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = character_tokenizer(PRINTABLE)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        num_labels=1,
-    )
-    assert config.pad_token_id is None
-    Qwen2ForSequenceClassification(config).save_pretrained(folder)
+    sizes = {"max_position_embeddings": CONTEXT, "num_labels": 1}
+    save_qwen2(folder, len(tokenizer), Qwen2ForSequenceClassification, **sizes)
+    assert json.loads((folder / "config.json").read_text()).get("pad_token_id") is None
     return folder
 
 

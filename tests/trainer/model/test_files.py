@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from commands.check import check_model_and_data, check_supervised
@@ -15,23 +15,13 @@ from core.load import dump_config, load_config, override
 from tasks.kinds import prompt_warnings
 from tasks.synthetic.corpus import character_tokenizer
 from tests.core.environments.test_templates import Later
+from tests.tiny import save_qwen2
 from trainer.build import open_model_and_task
 from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer, resolve_model
 
 
 def save_model(folder: Path, vocabulary: int = 8) -> Path:
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_qwen2(folder, vocabulary, tie_word_embeddings=True)
 
 
 def save_tokenizer(folder: Path, tokens: int = 8, eos: bool = True) -> Path:
