@@ -117,9 +117,8 @@ def test_what_the_engine_sets_cannot_be_set() -> None:
 
 
 def test_values_are_tried_with_the_budget_of_a_response() -> None:
+    """vLLM's own budget would be 16 tokens. One that is too small: tests/core/test_bad_input.py."""
     check_sampling_values({"min_tokens": 17, "top_k": 4}, None)
-    with pytest.raises(ConfigError, match="min_tokens"):
-        check_sampling_values({"min_tokens": 401}, 400)
 
 
 def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(engines: dict[bool, Any]) -> None:

@@ -239,7 +239,7 @@ COMMANDS: list[tuple[str, str]] = [
     ('check --rollout.engine_options {"modle":1}', "rollout.engine_options.modle"),
     ('check --rollout.engine_options {"model":1}', "rollout.engine_options.model cannot be set"),
     ('check --rollout.sampling_options {"stop":1}', "rollout.sampling_options.stop cannot be set"),
-    ('check --rollout.sampling_options {"top_k":-5}', "vLLM refuses it: "),
+    ('check --rollout.max_response_tokens 400 --rollout.sampling_options {"min_tokens":401}', "vLLM refuses it: "),
     ("check --rollout.sampling_options [", "rollout.sampling_options"),
     ("check --monitor.sinks tensorboard,nothing", "monitor.sinks.1"),
     ("check --learner.threads 100000", "learner.threads = 100000"),
