@@ -154,7 +154,7 @@ def _advantages_and_returns(
         groups=torch.tensor([numbers.setdefault(rollout.start.id, len(numbers)) for rollout in trained]),
         replayed=torch.tensor([rollout.start.replayed for rollout in trained]),
         gamma=config.gamma,
-        lam=torch.full((len(trained),), config.policy_lambda, dtype=torch.float64),
+        lam=config.policy_lambda,
     )
     totals = torch.tensor([whole_reward(rollout, config, longest) for rollout in trained], dtype=torch.float64)
     advantages, varied = _advantages(find_estimator(config.estimator), episodes, totals, config)

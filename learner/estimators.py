@@ -26,7 +26,7 @@ class Episodes:
     groups: Tensor  # [B] int64: continuations of the same start share a number
     replayed: Tensor  # [B] bool: the start is a replayed state
     gamma: float  # discount
-    lam: Tensor  # [B] float64: GAE's lambda of each sequence
+    lam: float  # GAE's lambda
 
     def totals(self) -> Tensor:
         """[B] the sum of the rewards of each sequence."""
@@ -62,15 +62,14 @@ def find_estimator(name: str) -> Estimator:
     return Estimator(found, needs_values=True)
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimates [B, T] (Schulman et al. 1506.02438, eq. 11-16), 0 where the mask is 0.
 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
-    `rewards` [B, T] are received with each token, `values` [B, T] are of the state before it, `mask` is [B, T] bool.
-    `lam` is one number, or one per sequence [B]. t + 1 is the next position *with mask 1*: positions with mask 0 in
-    between are skipped without decay, as if they were removed. After the last position with mask 1, value and advantage
-    are 0.
+    `rewards` [B, T] are received with each token, `values` [B, T] are of the state before it, `mask` is [B, T] bool. t
+    + 1 is the next position *with mask 1*: positions with mask 0 in between are skipped without decay, as if they were
+    removed. After the last position with mask 1, value and advantage are 0.
     """
     advantages = torch.zeros_like(values)
     carry = torch.zeros_like(values[:, 0])

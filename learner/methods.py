@@ -20,7 +20,7 @@ def example_episodes() -> Episodes:
         groups=torch.tensor([0, 0, 1, 1]),
         replayed=torch.tensor([False, False, True, True]),
         gamma=1.0,
-        lam=torch.full((4,), 0.95).double(),
+        lam=0.95,
     )
 
 

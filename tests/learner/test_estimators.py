@@ -22,8 +22,7 @@ def episodes(totals: list[float], groups: list[int], lengths: list[int] | None =
     rewards[torch.arange(len(totals)), counts - 1] = torch.tensor(totals).double()
     none = torch.full_like(rewards, float("nan"))
     fresh = torch.zeros(len(totals), dtype=torch.bool)
-    lam = torch.full((len(totals),), 0.95).double()
-    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, 1.0, lam)
+    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, 1.0, 0.95)
 
 
 def estimate(name: str, batch: Episodes) -> Tensor:
@@ -85,13 +84,11 @@ def test_the_baseline_form_of_reinforce_centres_groups_before_the_whitening() ->
     assert find_estimator("reinforce++_baseline").whitened
 
 
-def test_gae_reads_the_lambda_of_each_sequence() -> None:
-    batch = episodes([1.0, 1.0], [0, 0])
-    values = torch.tensor([[0.5, 0.25], [0.5, 0.25]]).double()
-    batch = replace(batch, values=values, lam=torch.tensor([0.0, 1.0]).double())
+def test_gae_reads_values_and_lambda() -> None:
+    batch = episodes([1.0], [0])
+    batch = replace(batch, values=torch.tensor([[0.5, 0.25]]).double(), lam=0.5)
     # deltas -0.25, 0.75: first token -0.25 + lambda 0.75
-    torch.testing.assert_close(estimate("gae", batch), torch.tensor([[-0.25, 0.75], [0.5, 0.75]]).double())
-    torch.testing.assert_close(estimate("gae", batch), gae(batch.rewards, values, batch.mask, 1.0, batch.lam))
+    torch.testing.assert_close(estimate("gae", batch), torch.tensor([[0.125, 0.75]]).double())
 
 
 @pytest.mark.parametrize(
@@ -120,12 +117,11 @@ def test_gae_agrees_with_the_reference_values() -> None:
             torch.testing.assert_close(advantages + values, row(case["returns"]))
 
 
-def test_lambda_may_differ_per_sequence() -> None:
-    # rewards 0, 1; values 0.5, 0.25. delta_1 = 1 - 0.25 = 0.75, delta_0 = 0.25 - 0.5 = -0.25.
-    # A_0 = -0.25 + lambda 0.75: -0.25 for lambda 0, 0.5 for lambda 1.
-    rewards, values = row([0.0, 1.0]).repeat(2, 1), row([0.5, 0.25]).repeat(2, 1)
-    advantages = gae(rewards, values, torch.ones(2, 2, dtype=torch.bool), 1.0, torch.tensor([0.0, 1.0]).double())
-    torch.testing.assert_close(advantages, torch.tensor([[-0.25, 0.75], [0.5, 0.75]]).double())
+@pytest.mark.parametrize(("lam", "first"), [(0.0, -0.25), (1.0, 0.5)])
+def test_the_bounds_of_lambda(lam: float, first: float) -> None:
+    # rewards 0, 1; values 0.5, 0.25. delta_1 = 1 - 0.25 = 0.75, delta_0 = 0.25 - 0.5 = -0.25. A_0 = -0.25 + lambda 0.75
+    advantages = gae(row([0.0, 1.0]), row([0.5, 0.25]), torch.ones(1, 2, dtype=torch.bool), 1.0, lam)
+    torch.testing.assert_close(advantages, row([first, 0.75]))
 
 
 @given(
