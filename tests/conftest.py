@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from tests.whole_runs import OneProcess
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -30,19 +33,25 @@ settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 SHARED = {f"tests/actors/test_{name}.py" for name in ("engine", "episodes", "options", "served")}
+LONGEST = ("test_machines", "test_end_to_end", "test_real_model", "test_asynchronous_run", "test_dialogue")
+"""Files of whole runs, by the minutes that they take."""
 FEW_ROWS = ROOT / "tests" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, then what starts engines, so that the processes of `make test` end together.
-
-    `--no-loadscope-reorder` (pyproject.toml) keeps this order; without it files of one long test would come last. What
-    needs a sandbox is skipped where none can be made, with one line per file.
-    """
+    """Whole runs first, the longest before others, then what starts engines, then the rest: see `Scheduler`.
+    `--no-loadscope-reorder` (pyproject.toml) keeps this order. What needs a sandbox is skipped where none can be made,
+    with one line per file."""
     names = {item: getattr(item, "fixturenames", ()) for item in items}
     whole = {item.path for item in items if item.path.parent == ROOT / "tests" or "machines" in names[item]}
     engines = {item.path for item in items if "ray_cluster" in names[item]}
-    items.sort(key=lambda item: 0 if item.path in whole else 1 if item.path in engines else 2)
+
+    def _place(item: pytest.Item) -> tuple[int, int]:
+        if item.path in whole:
+            return 0, LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        return (1, item.path.parent.name == "actors") if item.path in engines else (2, 0)
+
+    items.sort(key=_place)
     if shutil.which("bwrap") is None:
         for item in items:
             if "bubblewrap" in names[item]:
@@ -52,7 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduler(LoadFileScheduling):  # type: ignore[misc]
-    """A file in one process, and those that share the session's engines in the same: else every process starts them."""
+    """A file in one process, and those that share the session's engines in the same: else every process starts them.
+    Every second process takes its files from the end: whole runs, which use more than a core, are made beside pure
+    tests, which often wait, and the files that end the suite are short."""
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if self.nodes.index(node) % 2:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -89,6 +105,16 @@ def ray_address(ray_cluster: None) -> str:
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.fixture(scope="session")
+def one_process() -> Iterator["OneProcess"]:
+    """Runs commands without Ray, one after the other."""
+    from tests.whole_runs import OneProcess
+
+    made = OneProcess()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_launch import here
-from tests.whole_runs import metrics, run
+from tests.whole_runs import OneProcess, metrics, run
 
 WORDS = ("thanks", "please", "gladly", "surely")
 
@@ -39,7 +39,7 @@ def options(
 
 
 def test_reward_model_training_and_win_rate_follow_one_another(
-    options: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+    options: tuple[Path, list[str]], one_process: OneProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE")  # a user has not set it: the driver must, before the judge imports Ray
     root, shared = options
@@ -61,8 +61,8 @@ def test_reward_model_training_and_win_rate_follow_one_another(
 
     file = root / "both.parquet"
     earlier = str(root / "talk" / "checkpoints" / "000001")
-    more = ("--against", earlier, "--evaluation.samples", "2", "--responses", str(file), "--local")
-    text = run("evaluate", str(root / "talk"), *more)
+    more = ("--against", earlier, "--evaluation.samples", "2", "--responses", str(file))
+    text = one_process.run("evaluate", str(root / "talk"), *more)
     assert "win rate of the first" in text
     numbers = json.loads(file.with_suffix(".json").read_text())
     rate = numbers["comparison"]["win_rate"]

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +22,11 @@ from tests.whole_runs import (
     RECIPE,
     ROOT,
     SECRET,
+    OneProcess,
     assert_ended,
     assert_engines_agreed,
     begin,
     descendants,
-    environment,
     kill_after_a_checkpoint,
     metrics,
     names,
@@ -96,7 +95,7 @@ def kill_rank(process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.fixture(scope="module")
-def one_process(roots: tuple[Path, list[str]], interrupted: Path, s3: str) -> str:  # noqa: F811
+def told(roots: tuple[Path, list[str]], interrupted: Path, one_process: OneProcess, s3: str) -> str:  # noqa: F811
     """What one process without Ray says: it trains, evaluates the run, resumes it from its mirror, ends the interrupted
     run, trains with a reward and rows as objects, and runs the cells of the example notebook but the first, which
     chooses the recipe."""
@@ -110,7 +109,8 @@ def one_process(roots: tuple[Path, list[str]], interrupted: Path, s3: str) -> st
     (root / "objects.yaml").write_text(yaml.safe_dump(sections))
     objects = [*options[2:6], "--run.name", "objects", "--run.iterations", "1", "--task.success_reward", "0.5"]
     script = f"""
-import gc, retrospect
+import gc, os, retrospect
+os.environ["MPLBACKEND"] = "Agg"
 from trainer.mirror import open_store
 config = retrospect.override(retrospect.load_config({RECIPE!r}), {fields!r})
 retrospect.train(config, local=True)
@@ -132,28 +132,18 @@ retrospect.train(config, reward=brevity, data=rows, local=True)
 gc.collect()
 recipe, options, enough, local = {RECIPE!r}, {chosen!r}, 0.0, True
 """
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join([script, *notebook])],
-        cwd=ROOT,
-        env=environment() | {"MPLBACKEND": "Agg"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert SECRET not in done.stdout + done.stderr
-    return done.stdout
+    return one_process.execute("\n".join([script, *notebook]))
 
 
 @pytest.fixture(scope="module")
-def straight(roots: tuple[Path, list[str]], one_process: str) -> Path:
+def straight(roots: tuple[Path, list[str]], told: str) -> Path:
     """A run without interruption."""
-    assert "Run straight: 12 iterations" in one_process
+    assert "Run straight: 12 iterations" in told
     return roots[0] / "straight"
 
 
 @pytest.fixture(scope="module")
-def resumed(interrupted: Path, one_process: str) -> Path:
+def resumed(interrupted: Path, told: str) -> Path:
     """The interrupted run, continued to its end."""
     return interrupted
 
@@ -261,20 +251,18 @@ def assert_equal(left: object, right: object) -> None:
         assert left == right
 
 
-def test_one_process_says_what_it_leaves_out(one_process: str) -> None:
-    assert "dashboard" not in one_process
-    assert "--local: synchronous; rollout.max_staleness = 1 has no effect" in one_process
+def test_one_process_says_what_it_leaves_out(told: str) -> None:
+    assert "dashboard" not in told
+    assert "--local: synchronous; rollout.max_staleness = 1 has no effect" in told
 
 
-def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path, one_process: str) -> None:
+def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path, told: str) -> None:
     """The final policy loaded into a fresh vLLM gives the success that the run measured in its own engine."""
     last = json.loads((straight / "evaluations.jsonl").read_text().splitlines()[-1])
-    assert f"{straight / 'checkpoints' / '000012' / 'policy'}: success {100 * last['success']:.1f} %" in one_process
+    assert f"{straight / 'checkpoints' / '000012' / 'policy'}: success {100 * last['success']:.1f} %" in told
 
 
-def test_the_example_notebook_trains_until_its_callback_ends_the_run(
-    roots: tuple[Path, list[str]], one_process: str
-) -> None:
+def test_the_example_notebook_trains_until_its_callback_ends_the_run(roots: tuple[Path, list[str]], told: str) -> None:
     root, _ = roots
     lines = metrics(root / "plain")
     assert [line["weight_version"] for line in lines] == [1, 2]  # of 12 iterations: the second is evaluated
@@ -282,10 +270,10 @@ def test_the_example_notebook_trains_until_its_callback_ends_the_run(
         assert line["behaviour_gap_max"] < 1e-3
     assert lines[0]["logprob_gap"] < 1e-3
     assert (root / "plain" / "checkpoints" / "latest").read_text() == "000002"
-    assert f"success {lines[-1]['evaluation_success']:.3f} on 16 problems" in one_process
+    assert f"success {lines[-1]['evaluation_success']:.3f} on 16 problems" in told
 
 
-def test_a_reward_and_rows_are_objects(roots: tuple[Path, list[str]], one_process: str) -> None:
+def test_a_reward_and_rows_are_objects(roots: tuple[Path, list[str]], told: str) -> None:
     """What counts as a success is said by `task.success_reward`."""
     run = roots[0] / "objects"
     (line,) = metrics(run)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.whole_runs import CALCULATOR, RECIPE, metrics, run
+from tests.whole_runs import CALCULATOR, RECIPE, OneProcess, metrics, run
 
 
 @pytest.fixture
@@ -25,10 +25,12 @@ def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory, starter:
     ]
 
 
-def test_a_resumed_run_with_an_environment_ends_with_the_same_numbers_and_weights(options: list[str]) -> None:
+def test_a_resumed_run_with_an_environment_ends_with_the_same_numbers_and_weights(
+    options: list[str], one_process: OneProcess
+) -> None:
     """The first run has no Ray, and what is resumed from its first checkpoint has. States are rebuilt in both."""
     root = Path(options[options.index("--run.root") + 1])
-    run("train", *options, "--run.name", "mine", "--local")
+    one_process.run("train", *options, "--run.name", "mine")
     expected = metrics(root / "mine")
     left = load_file(root / "mine" / "policy" / "model.safetensors")
     shutil.rmtree(root / "mine" / "checkpoints" / "000006")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_launch import here
-from tests.whole_runs import metrics, run
+from tests.whole_runs import OneProcess, metrics
 
 SHORT = ("--rollout.max_response_tokens", "16")  # what is generated; the solutions that are learned are longer
 MATH = {
@@ -26,7 +26,9 @@ EXAM = {"label": "exam", "path": "tests/data/gsm8k/test.jsonl", "problems": 2}
 SETS = ("--task.eval_sets", json.dumps([EXAM, {"name": "sums", "problems": 3, "samples": 2}]))
 
 
-def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path, starter: Callable[..., str]) -> None:
+def test_warm_start_training_and_evaluation_follow_one_another(
+    tmp_path: Path, starter: Callable[..., str], one_process: OneProcess
+) -> None:
     shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path)]
     shared += ["--model.path", starter("gsm8k")]
     told = here("sft", *shared, "--run.name", "warm")
@@ -38,7 +40,7 @@ def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path, s
     assert steps[-1]["eval_loss"] < steps[0]["eval_loss"]
 
     options = (*shared, *SHORT, *MIXTURE, *REWARDS, *SETS, "--model.path", str(warm / "policy"))
-    said = run("train", *options, "--run.name", "taught", "--local")
+    said = one_process.run("train", *options, "--run.name", "taught")
     assert re.search(r"on 7 held-out problems, math [0-9.]+ %, words [0-9.]+ %", said)
     # the table before the training, after it, and in the summary
     assert len(re.findall(r"^ *exam +2  [0-9.]+ % \([0-9.]+ to [0-9.]+\)$", said, re.MULTILINE)) == 3
@@ -55,10 +57,8 @@ def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path, s
     assert sample["correct"] == (sample["reward"] >= 1.0)
 
     file = tmp_path / "answers.jsonl"
-    more = ("--task.eval_sets", json.dumps([EXAM]))
-    said = run(
-        "evaluate", str(tmp_path / "taught"), "--local", "--evaluation.samples", "2", "--responses", str(file), *more
-    )
+    more = ["--task.eval_sets", json.dumps([EXAM]), "--evaluation.samples", "2", "--responses", str(file)]
+    said = one_process.run("evaluate", str(tmp_path / "taught"), *more)
     assert re.search(r"^ *exam +2 .*avg@2 .*pass@2", said, re.MULTILINE)
     numbers = json.loads(file.with_suffix(".json").read_text())
     assert (numbers["problems"], numbers["left_out"], numbers["judge_failures"]) == (7, 0, 0)

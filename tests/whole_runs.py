@@ -137,3 +137,61 @@ def assert_engines_agreed(lines: Sequence[dict[str, float]]) -> None:
     gaps = [line["logprob_gap"] for line in lines if line["logprob_gap"] is not None]
     assert gaps
     assert all(gap < 1e-3 for gap in gaps), gaps
+
+
+WORKER = """
+import contextlib, gc, io, json, os, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print past Python is no answer
+for line in sys.stdin:
+    code, environment = json.loads(line)
+    os.environ.update(environment)
+    status, said, errors = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+        try:
+            exec(code, {"__name__": "__main__"})
+        except SystemExit as ended:
+            status = ended.code
+        except BaseException:
+            status = 1
+            traceback.print_exc()
+    gc.collect()
+    print(json.dumps([status, said.getvalue(), errors.getvalue()]), file=answers, flush=True)
+"""
+
+
+class OneProcess:
+    """A process that runs one program after the other, for runs of tiny models without Ray: it imports vLLM and
+    DeepSpeed once, which takes 15 s of processor time. It keeps the memory of their engines."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def execute(self, code: str) -> str:
+        """What a Python program printed. It did not fail, and told no secret. The environment is the present one."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([code, environment()]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended with {self._process.wait()}"
+        status, said, errors = json.loads(answer)
+        assert status in (0, None), said + errors
+        assert SECRET not in said + errors
+        return str(said)
+
+    def run(self, *arguments: str) -> str:
+        """What a command of `launch.py` says."""
+        return self.execute(f"import launch\nraise SystemExit(launch.main({[*arguments, '--local']!r}))")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
