@@ -70,11 +70,11 @@ GROUPS = (
         _Row("success from root", "root", "root_success", _share),
         _Row("success, replayed", "replayed", "replay_success", _share),
         _Row("success, held out", "held out", "evaluation_success", _share),
+        _Row("problems ever solved", "ever solved", "covered", _share),
         _Row("reward, held out", "", "evaluation_reward", _real),
         _Row("reward", "reward", "reward", _real),
         _Row("groups of one reward", "", "equal_groups", _share),
         _Row("replayed starts", "", "replay_share", _share),
-        _Row("problems ever solved", "", "covered", _share),
     ),
     (
         _Row("KL (nats/token)", "kl", "kl", _real),

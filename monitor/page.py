@@ -25,6 +25,7 @@ from trainer.metrics import PHASES
 OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0, 1)),
+    ("Training problems", "share", ("visited", "covered_from_root", "covered"), (0, 1)),
     ("Reward", "", ("reward", "evaluation_reward", "reward_deviation"), (None, None)),
     ("Starts and truncation", "share", ("replay_share", "equal_groups", "truncated_share", "erroneous_share"), (0, 1)),
     ("Length of a response", "tokens", ("response_length", "longest_response"), (0, None)),
