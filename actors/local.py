@@ -2,7 +2,7 @@
 starts give the same trajectories as `actors/pool.py`, in the same order (bit for bit with vLLM on CPU)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from actors.jobs import Engine
 from actors.ledger import Ledger, Queues, check_room, tell_dropped
@@ -18,12 +18,15 @@ KEPT: list[Engine] = []
 class LocalPool:
     """One engine in this process."""
 
-    def __init__(self, engine: Engine, config: ResolvedRollout) -> None:
+    def __init__(
+        self, engine: Engine, config: ResolvedRollout, quarantine: Callable[[Start, str], None] = lambda _, __: None
+    ) -> None:
+        """`quarantine` gets the starts that cannot be generated, with the reason."""
         self.restarts = 0  # always: the engine and the caller share a process
         self.quarantined = self.dropped = 0  # starts and episodes since the run began
         self._reported: set[bool] = set()  # kinds of dropped episodes that were said
         self._lost: dict[str, Start] = {}  # by id: starts whose state cannot be rebuilt
-        self._engine = engine
+        self._engine, self._report = engine, quarantine
         self._busy = 0.0  # seconds of generation
         self._room = (config.max_prompt_tokens, config.max_response_tokens)
 
@@ -36,9 +39,10 @@ class LocalPool:
         self._engine.add(ledger.take(NAME, ledger.open))
         for start, continuation in ledger.accept(self._engine.run(float("inf"))):
             self.dropped += 1
-            if continuation.state_lost:
-                self.quarantined += start.id not in self._lost
+            if continuation.state_lost and start.id not in self._lost:
+                self.quarantined += 1
                 self._lost[start.id] = start
+                self._report(start, continuation.dropped)
             tell_dropped(start, continuation, self._reported)
         self._busy += time.monotonic() - begun - (self._engine.waited - waited)
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]

@@ -348,7 +348,7 @@ def engine_pool(
 
         keep_model_classes()
         engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
-        return LocalPool(engine, rollout)
+        return LocalPool(engine, rollout, quarantine)
     from actors.handle import EngineSpec
     from actors.pool import RolloutPool
 

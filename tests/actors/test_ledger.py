@@ -1,6 +1,6 @@
 """The ledger without engines: nothing is lost, nothing counts twice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.jobs import Continuation, Job
+from actors.jobs import Continuation, Engine, Job
 from actors.ledger import Ledger, check_room, sample_limit
+from actors.local import LocalPool
+from core.config import ResolvedRollout
 from core.errors import ConfigError
-from core.records import Finish, Sampling, Start
+from core.records import Finish, FloatArray, IntArray, Sampling, Start
+from core.weights import Acknowledgement, Weights
 
 BUDGET = 10
 SAMPLING = Sampling(1.0, 1.0, BUDGET)
@@ -51,6 +54,46 @@ def test_a_sample_that_its_environment_dropped_is_left_out_and_told_once() -> No
     assert [one.sample for one in ledger.collect("a")] == [0, 2]
     assert ledger.collect("b") == []
     assert (ledger.open, ledger.running) == (0, 0)
+
+
+class Lossy(Engine):
+    """Answers every sample; the states of one start cannot be rebuilt."""
+
+    def __init__(self, lost: str) -> None:
+        self._lost, self._done = lost, []
+
+    def load_weights(self, weights: Weights) -> Acknowledgement:
+        raise NotImplementedError
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        raise NotImplementedError
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    abort = close = step
+
+    def rest(self) -> None:
+        """Nothing to free."""
+
+    @property
+    def unfinished(self) -> int:
+        return 0
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        for one in answers(list(jobs)):
+            gone = one.start_id == self._lost
+            self._done.append(replace(one, tokens=[], dropped="it raised", state_lost=True) if gone else one)
+
+
+def test_a_start_whose_state_is_lost_in_this_process_is_quarantined_once() -> None:
+    told: list[tuple[str, str]] = []
+    config = ResolvedRollout(actors=1, max_prompt_tokens=8, max_response_tokens=BUDGET, max_running=4)
+    pool = LocalPool(Lossy("a"), config, lambda start, reason: told.append((start.id, reason)))
+    found = pool.generate([start("a", prefix=2), start("b")], SAMPLING)
+    assert [one.start.id for one in found] == ["b", "b"]
+    assert (told, pool.quarantined, pool.dropped) == ([("a", "it raised")], 1, 2)
+    assert [one.id for one in pool.take_lost()] == ["a"]
 
 
 def ledger_of(starts: Sequence[Start]) -> Ledger:

@@ -87,7 +87,7 @@ def memory_estimate(config: ResolvedConfig, info: ModelInfo, device: str, critic
     scored = min(_pass_tokens(config), MOST_LOGITS // info.vocabulary) * SIZES[config.model.dtype]
     return {name: ranks * gib for name, gib in own.items()} | {
         "engines": engines * (weights + config.rollout.kv_cache_gib),
-        "broadcast": weights,
+        "broadcast": 2 * weights,  # the object store keeps a version until all engines have the next
         "logits": info.vocabulary * (engines * running + ranks * scored) / 2**30,
         "processes": engines * ENGINE_GIB + ranks * RANK_GIB + OTHERS_GIB,
     }
