@@ -49,6 +49,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory, starter: Callable[..., str])
         "local",
         *("--run.iterations", "12", "--run.checkpoint-every", "6", "--evaluation.every", "6"),
         *("--task.operations", "1,2"),
+        *("--replay.bounded", "true", "--replay.discoveries", "4", "--replay.canonical", "true"),
     ]
 
 
@@ -181,7 +182,11 @@ def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> 
 def test_earlier_successes_are_repeated(straight: Path) -> None:
     repeated = [line["imitated"] for line in metrics(straight)]
     assert repeated[0] == 0  # there are no earlier ones
-    assert 0 < max(repeated) <= 4
+    assert 0 < max(repeated) <= 4 + 4  # replay.imitated, replay.discoveries
+
+
+def test_what_succeeds_behind_a_state_is_kept_while_its_root_fails(straight: Path) -> None:
+    assert max(line["discoveries"] for line in metrics(straight)) > 0
 
 
 def test_the_kl_fades_with_the_fresh_problems_that_succeed(straight: Path) -> None:
