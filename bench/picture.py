@@ -1,13 +1,5 @@
-r"""Draws the README's picture from two runs, the demo and PPO alone at the better of two rates.
-
-    python launch.py train --config configs/demo.yaml --run.name full
-    python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0 \
-        --algorithm.positive_coefficient 0 --learner.policy_lr 1.0e-5
-    python -m bench.picture runs/full runs/plain
-
-`python -m bench.picture runs/guess --output docs/guess.png` draws a run of bench/recipes/guess.yaml for
-docs/environments.md. It reads the runs' files only.
-"""
+"""Draws the success of runs into one picture, such as docs/guess.png from a run of bench/recipes/guess.yaml:
+`python -m bench.picture runs/guess --output docs/guess.png`. It reads the runs' files only."""
 
 import argparse
 from collections.abc import Sequence
@@ -17,7 +9,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.models import ROOT
 from core.run_directory import RunDirectory
 from monitor.charts import STYLE
 from monitor.run_files import RunFiles, read_run, series
@@ -51,9 +42,9 @@ def draw(runs: Sequence[RunFiles], labels: Sequence[str], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Draw docs/demo.png: the demo, and PPO alone.")
+    parser = argparse.ArgumentParser(description="Draw the success of runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "demo.png")
+    parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     files = [read_run(RunDirectory.open(run)) for run in options.runs]
-    draw(files, ("replay and imitation", "PPO alone")[: len(files)], options.output)
+    draw(files, [file.run.name for file in files], options.output)

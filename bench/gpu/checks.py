@@ -42,7 +42,7 @@ class Check:
     measure: Callable[[Place], str]  # returns the figures; raises FailedError
 
 
-def options(place: Place, name: str, fields: Fields, recipe: str = "configs/demo.yaml") -> list[str]:
+def options(place: Place, name: str, fields: Fields, recipe: str = "configs/sums_smollm2.yaml") -> list[str]:
     """The options of a run of a check."""
     common = {**COMMON, "run.root": place.folder / "runs", "run.name": name, "cluster.device": place.device}
     common |= {"model.path": place.model, **(ON_GPU if place.device == "cuda" else {})}
@@ -50,7 +50,7 @@ def options(place: Place, name: str, fields: Fields, recipe: str = "configs/demo
     return ["--config", recipe, *(text for key, value in given.items() for text in (f"--{key}", str(value)))]
 
 
-def train(place: Place, name: str, fields: Fields = COMMON, recipe: str = "configs/demo.yaml") -> str:
+def train(place: Place, name: str, fields: Fields = COMMON, recipe: str = "configs/sums_smollm2.yaml") -> str:
     """A short run from the start; its figures."""
     shutil.rmtree(place.run(name), ignore_errors=True)  # of an earlier try
     perform(place, name, ["launch.py", "train", *options(place, name, fields, recipe)])
@@ -58,7 +58,7 @@ def train(place: Place, name: str, fields: Fields = COMMON, recipe: str = "confi
 
 
 def trained(**fields: object) -> Callable[[Place, str], str]:
-    """A check that is one run of the demo with some fields, dots as two underscores."""
+    """A check that is one run of configs/sums_smollm2.yaml with some fields, dots as two underscores."""
     chosen = {key.replace("__", "."): value for key, value in fields.items()}
     return lambda place, name: train(place, name, chosen)
 
@@ -132,7 +132,7 @@ def _checks() -> list[Check]:
     asynchronous = trained(rollout__max_staleness=1, cluster__colocate="true")
     awake = trained(rollout__sleep="false", learner__transport="object_store")
     measures: list[tuple[str, str, float, Callable[[Place, str], str]]] = [
-        ("train", "the demo in bf16: a pair on one GPU, the engine sleeps, weights by CUDA IPC", 170, trained()),
+        ("train", "sums in bf16: a pair on one GPU, the engine sleeps, weights by CUDA IPC", 170, trained()),
         ("kill_resume", "a run killed after its checkpoint and resumed, against `train`", 240, resumed),
         ("auto", "`cluster.device` auto, and the engine's share by the memory plan", 170,
          trained(cluster__device="auto", rollout__gpu_memory_share="auto", rollout__engine_options="{}")),

@@ -156,11 +156,13 @@ DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FEWER = dict.fromkeys(("dapo", "paper", *DOSES), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("demo", (*HARD_ARMS, *DOSES), 12, HARD_FIELDS, 20_000, fewer=FEWER),
-    "few": Part("demo", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
-    "after": Part("demo", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
-    "chain": Part("demo", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
-    "sums": Part("demo", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}),
+    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES), 12, HARD_FIELDS, 20_000, fewer=FEWER),
+    "few": Part("sums_smollm2", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
+    "after": Part("sums_smollm2", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
+    "chain": Part("sums_smollm2", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
+    "sums": Part(
+        "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}
+    ),
     "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp"),
     "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
 }

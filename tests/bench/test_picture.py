@@ -1,4 +1,4 @@
-"""The picture of the demo."""
+"""The picture of runs."""
 
 import json
 from contextlib import closing

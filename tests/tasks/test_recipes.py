@@ -25,7 +25,7 @@ FEW_ROWS = {
 """Where rows of the hub's data sets are in this repository."""
 
 
-IMITATING = {"arithmetic", "demo", "gsm8k_smollm2", "mbpp_smollm2"}
+IMITATING = {"arithmetic", "gsm8k_smollm2", "mbpp_smollm2", "sums_smollm2"}
 """Imitation is off by default; replay is on."""
 
 
