@@ -2,11 +2,13 @@
 
 Nobody else knows the store. `propose` draws states by their priority (`replay/rankings`). `extra` asks for the values
 of stale states and for the scores of canonical solutions. `observe` stores outcomes and new states. Replay changes only
-where rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt.
+where rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt. (What succeeds behind
+it is repeated by another source, the discoveries of `replay/imitation.py`.)
 
 The draw: `replayed_count` says how many, `race` in which order, and with `replay.bounded` `rested` of which problems.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +31,11 @@ from replay.store.records import Candidates
 if TYPE_CHECKING:
     from replay.store.store import ReplayStore
 
+FILE = "draws.json"  # problem -> iteration that drew it last
 PAUSE = 4  # iterations in which a problem is replayed once at most
 
 
-def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
+def replayed_count(most: float, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
     """How many starts of an iteration are replayed, of at most `most`. `progress`: share of the run that is over.
     `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
 
@@ -62,9 +65,9 @@ def race(states: Candidates, ranking: Ranking, seed: int, *, one_of_each: bool) 
 def rested(
     problem_ids: Sequence[str], lives: Mapping[str, Life], begun: Mapping[str, int], iteration: int
 ) -> list[int]:
-    """The places of problems that were not replayed in the last `PAUSE` iterations. Those whose root failed come first,
-    of equals those that were replayed longest ago, of equals as given. `begun`: the latest iteration that drew each
-    problem, whose outcomes may not be known yet.
+    """The places of problems that were last replayed `PAUSE` iterations ago or earlier. Those whose root failed come
+    first, of equals those that were replayed longest ago, of equals as given. `begun`: the latest iteration that drew
+    each problem, whose outcomes may not be known yet.
 
     Without rest the same few problems are drawn in every iteration, and replay can learn the ends of their responses by
     heart, or make them better and their beginnings worse. How often a state is drawn is bounded by the ranking
@@ -104,6 +107,7 @@ class Replay(StartSource):
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._stale, self._lost = cutting, stale, lost
         self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it; an iteration repeats without it
+        self._observed = 0  # latest iteration that `observe` has seen
         self._requested, self._drawn = 0, 0  # states, since the last `observe`
 
     def wanted(self, most: int, at: Progress) -> int:
@@ -111,7 +115,7 @@ class Replay(StartSource):
         root succeeds less than it did (`Coverage.root_suffers`)."""
         config, progress = self._config, (at.iteration - 1) / at.iterations
         share = config.ratio / 2 if self._coverage.root_suffers else config.ratio
-        return replayed_count(round(most * share), config.schedule, progress, self._store.decayed_unsolved_share)
+        return replayed_count(most * share, config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
         """States of high priority, for the share of the starts that the schedule gives, once the store holds enough;
@@ -144,7 +148,7 @@ class Replay(StartSource):
         another source, whose text is not the policy's own."""
         store, cutting = self._store, self._cutting
         store.count_draws(self._requested, self._drawn)  # not in `propose`: the iteration may be repeated
-        self._requested, self._drawn = 0, 0
+        self._requested, self._drawn, self._observed = 0, 0, at.iteration
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
         own = [one for one in used(rollouts, Use.TRAIN, Use.COUNT) if not is_foreign(one)]
@@ -155,16 +159,19 @@ class Replay(StartSource):
         store.remove(lost)  # last: the iteration may have stored one of them again
 
     def save(self, folder: Path) -> None:
-        """See `StartSource`."""
-        self._store.save(folder)
+        """See `StartSource`. An iteration that is not observed yet will be repeated, so it has drawn nothing."""
+        begun = {name: drawn for name, drawn in self._begun.items() if drawn <= self._observed}
+        self._store.save(folder)  # makes the folder
+        (folder / FILE).write_text(json.dumps(begun), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
-        self._begun = {}
+        self._begun, self._observed = {}, 0
         self._requested, self._drawn = 0, 0
         if folder is None:
             self._store.clear()
         else:
+            self._begun = json.loads((folder / FILE).read_text(encoding="utf-8"))
             self._store.restore(folder)
 
     def metrics(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.parts.sources import Progress
-from core.records import EMPTY, Finish, Problem, Rollout, Start, Use, Verdict
+from core.records import EMPTY, Episode, Finish, Problem, Rollout, Start, Use, Verdict
 from replay.coverage import Coverage
 from replay.cutting import IsWrong
 from replay.imitation import Imitation, discoveries, own_successes
@@ -173,8 +173,9 @@ def test_a_truncated_success_one_with_an_error_and_an_episode_are_no_discoveries
     coverage = Coverage(9)
     found = of_discoveries(coverage, lambda _, response: bool(response[-1] == 2))
     (episode,) = visit("r", "+", key=7)
-    masked = replace(episode, mask=np.ones(1, np.bool_))
-    assert discover(found, coverage, [*visit("p", "t", key=7), *visit("q", "+", first=2, key=7), masked]) == []
+    last_turn = replace(episode, episode=Episode(rewards=((0, 1.0),), total=1.0, turns=2))
+    assert last_turn.mask is None  # all its tokens are the policy's; those of the prefix are not
+    assert discover(found, coverage, [*visit("p", "t", key=7), *visit("q", "+", first=2, key=7), last_turn]) == []
 
 
 def test_a_success_behind_a_prefix_of_another_source_is_no_discovery() -> None:

@@ -144,6 +144,21 @@ def test_a_replayed_problem_rests(store: ReplayStore) -> None:
     assert {start.problem_id for start in again} == {"p", "q"}
 
 
+def test_a_problem_rests_after_a_resume_although_its_continuations_were_lost(
+    store: ReplayStore, tmp_path: Path
+) -> None:
+    coverage, config = Coverage(2), ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=True)
+    replay = Replay(config, store, PROBLEMS, coverage, Cutting(every, 100), 0)
+    replay.observe([rollout("p", False, 7, 8, 9)], AT)
+    assert [start.problem_id for start in replay.propose(8, replace(AT, iteration=4))] == ["p"]
+    replay.save(tmp_path / "in the middle")  # before iteration 4 is observed: it will be repeated
+    replay.observe([], replace(AT, iteration=4))
+    replay.save(tmp_path / "after")
+    for folder, drawn in (("in the middle", ["p"]), ("after", [])):
+        replay.restore(tmp_path / folder)
+        assert [start.problem_id for start in replay.propose(8, replace(AT, iteration=5))] == drawn
+
+
 def test_draws_count_once_their_iteration_is_complete(store: ReplayStore, tmp_path: Path) -> None:
     """A run that is stopped between `propose` and `observe` repeats the iteration."""
     replay = source(store)
