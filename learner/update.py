@@ -1,4 +1,4 @@
-"""The optimizer steps of an update: what each rank is to do, what they add up to, and what the next update depends on.
+"""The optimizer steps of an update: what each rank is to do, what they add up to, and what the next update must know.
 `LearnerGroup.update` takes them. Pure: the ranks are elsewhere."""
 
 import math
@@ -78,7 +78,7 @@ def planned(
 def note(
     state: LearnerState, batch: Batch, steps: Sequence[Step], config: ResolvedLearner, target: float | None
 ) -> None:
-    """Record in `state` what the next update depends on. `target`: of the KL. Raises DivergenceError after too many
+    """Record in `state` what the next update must know. `target`: of the KL. Raises DivergenceError after too many
     skipped steps in a row."""
     skipped, measured = [step.skipped for step in steps], batch.stats.reference_kl
     state.note_steps(
