@@ -192,7 +192,7 @@ class EpisodeEngine(Engine):
             sample.past = None
             self._keep(sample.job.start.prefix_ids.tobytes(), sample, answer.snapshot)
         except DataError as error:
-            sample.answer, sample.lost = Answer([], error=str(error)), sample.job.start.replayed
+            sample.answer, sample.lost = Answer([], error=str(error)), not sample.job.start.from_root
             return
         sample.opened = True
         if sample.finish is Finish.STOP:

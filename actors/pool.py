@@ -221,7 +221,7 @@ class RolloutPool:
         """Leave out a start, and every later start with the same context."""
         self.quarantined += 1
         self._bad[_context(start)] = reason
-        if start.replayed:
+        if not start.from_root:
             self._lost.append(start)
         self._report(start, reason)
 

@@ -90,7 +90,7 @@ def outcomes(rollouts: Sequence[Rollout], replayed: bool) -> list[tuple[int, int
     """(continuations, correct ones) of every start that is replayed, or is not."""
     found: dict[str, list[bool]] = defaultdict(list)
     for rollout in rollouts:
-        if rollout.start.replayed == replayed:
+        if rollout.start.from_root != replayed:
             found[rollout.start.id].append(rollout.verdict.correct)
     return [(len(each), sum(each)) for each in found.values()]
 

@@ -99,10 +99,10 @@ class Start:
     world: World | None = None  # as of its problem
 
     @property
-    def replayed(self) -> bool:
-        """Whether the rollout begins inside a response: behind a state of the replay store, or a prefix of another
-        source."""
-        return self.state_key is not None or self.prefix_ids.size > 0
+    def from_root(self) -> bool:
+        """Whether the rollout begins right after the prompt: not behind a state of the replay store or a prefix of
+        another source."""
+        return self.prefix_ids.size == 0
 
     @property
     def context_ids(self) -> IntArray:
@@ -161,7 +161,9 @@ class Use(IntEnum):
     COUNT = 1  # generated and left out by dynamic sampling: only its outcome counts
     IMITATE = 2  # an earlier answer, repeated in the language-model loss
     VALUE = 3  # a state of which a start source wants to know the critic's value; nothing is learnt from it
-    SOLUTION = 4  # a canonical solution: scored like a rollout, for the states in it; nothing is learnt from it
+    SOLUTION = (
+        4  # a canonical solution, or a user's source's: scored for its states, which are stored as canonical ones
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +243,8 @@ class Rollout:
 def unsolved_share(rollouts: Iterable[Rollout]) -> float:
     """Share of the fresh problems of which every sample fails; 1 without a fresh problem."""
     solved: dict[str, bool] = {}
-    for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
-        if not rollout.start.replayed:
+    for rollout in outcomes(rollouts):
+        if rollout.start.from_root:
             problem = rollout.start.problem_id
             solved[problem] = solved.get(problem, False) or rollout.verdict.correct
     return 1.0 - sum(solved.values()) / len(solved) if solved else 1.0
@@ -251,6 +253,11 @@ def unsolved_share(rollouts: Iterable[Rollout]) -> float:
 def used(rollouts: Iterable[Rollout], *uses: Use) -> list[Rollout]:
     """The rollouts of these uses, in order."""
     return [rollout for rollout in rollouts if rollout.use in uses]
+
+
+def outcomes(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """The generated rollouts with a result, in order. Of one whose judge failed nobody knows whether it is right."""
+    return [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if not rollout.verdict.judge_failed]
 
 
 @dataclass(frozen=True, slots=True)

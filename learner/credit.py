@@ -40,7 +40,7 @@ def credit(rollouts: Sequence[Rollout], algorithm: Algorithm, state: LearnerStat
     """The batch of an update: rollouts to train on, then those to imitate. `state`: of the learner, before the update.
     While the critic warms up only it learns, on Monte-Carlo returns (VC-PPO, 2503.01491)."""
     config, trained = algorithm.config, used(rollouts, Use.TRAIN)
-    learns = state.policy_learns(algorithm.critic_warmup)
+    learns = not state.warms_up(algorithm.critic_warmup)
     imitated = used(rollouts, Use.IMITATE) if learns else []
     counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -96,13 +96,13 @@ def _components(
     trained: Sequence[Rollout],
     imitated: Sequence[Rollout],
     algorithm: Algorithm,
-    policy_learns: bool,
+    learns: bool,
     kl_coefficient: float,
     importance: FloatArray,
     varied: Flags,
 ) -> Components[Component]:
-    """What each token weighs in each component. `importance`: [N], 0 of imitated ones. `varied`: whether the rewards
-    that a row is compared with differ."""
+    """What each token weighs in each component. `learns`: whether the policy does. `importance`: [N], 0 of imitated
+    ones. `varied`: whether the rewards that a row is compared with differ."""
     config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
     counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
@@ -117,7 +117,6 @@ def _components(
 
     every = np.concatenate([kept, nobody])  # an imitated answer is in the language-model loss alone
     how: Aggregation = "token-mean" if config.aggregation == "constant" else config.aggregation
-    learns = float(policy_learns)
     in_loss = kl_coefficient if config.kl_placement == "loss" else 0.0
     return Components(
         rl=_component(learns, importance, np.concatenate([compared, nobody]), config.aggregation),
@@ -152,7 +151,7 @@ def _advantages_and_returns(
         values=values,
         mask=inside & torch.from_numpy(_in_loss(trained, config))[:, None],
         groups=torch.tensor([numbers.setdefault(rollout.start.id, len(numbers)) for rollout in trained]),
-        replayed=torch.tensor([rollout.start.replayed for rollout in trained]),
+        replayed=torch.tensor([not rollout.start.from_root for rollout in trained]),
         gamma=config.gamma,
         lam=config.policy_lambda,
     )

@@ -41,16 +41,16 @@ class LearnerState:
         if kl_configured != self.kl_configured:
             self.kl_configured = self.kl_coefficient = kl_configured
 
-    def policy_learns(self, warmup: int) -> bool:
-        """Whether the policy learns in the next update; `warmup`: updates of the critic alone. A warm-up that is over
-        stays so: a resumed run with a longer one has none."""
-        return self.policy_trains or self.updates >= warmup
+    def warms_up(self, warmup: int) -> bool:
+        """Whether the critic learns alone in the next update, one of the first `warmup`. A warm-up that is over stays
+        so: a resumed run with a longer one has none."""
+        return not self.policy_trains and self.updates < warmup
 
     def note_steps(
         self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int, warmup: int
     ) -> None:
         """Count an update. `problems`: of its last skipped steps; `steps`: possible ones; `policy_steps`: trained."""
-        self.policy_trains = self.policy_learns(warmup)
+        self.policy_trains = not self.warms_up(warmup)
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []

@@ -1,5 +1,6 @@
 """What a run did with each training problem: how much it has seen and solved (what exploration means), how its root
-fares, and when it was replayed. An observer: it proposes no start.
+fares, and when it was replayed. It proposes no start. Replay reads it to choose problems and to halve its share, and
+imitation to know which discoveries to keep.
 
 Invariant: only `observe` changes it, so it depends on the rollouts alone.
 """
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 
 from core.errors import CheckpointError, first_line
 from core.parts.sources import Progress, StartSource
-from core.records import Rollout, Use, used
+from core.records import Rollout, outcomes
 
 FILE = "coverage.json"
 RECENT = 32  # starts of a problem that are kept, the newest
@@ -68,7 +69,7 @@ class Coverage(StartSource):
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
         """Count an iteration."""
         groups: dict[str, list[Rollout]] = {}
-        for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
+        for rollout in outcomes(rollouts):
             groups.setdefault(rollout.start.id, []).append(rollout)
         for group in groups.values():
             self.lives.setdefault(group[0].start.problem_id, Life()).add(at.iteration, group)
@@ -138,19 +139,19 @@ def _read(folder: Path) -> _Saved:
 
 
 def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
-    """The generated rollouts from the root, by problem."""
+    """The judged rollouts from the root, by problem."""
     visits: dict[str, list[Rollout]] = {}
-    for rollout in used(rollouts, Use.TRAIN, Use.COUNT):
-        if not rollout.start.replayed:
+    for rollout in outcomes(rollouts):
+        if rollout.start.from_root:
             visits.setdefault(rollout.start.problem_id, []).append(rollout)
     return visits
 
 
 def continued(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The generated continuations of states of the replay store; not those of another source's prefixes."""
-    return [rollout for rollout in used(rollouts, Use.TRAIN, Use.COUNT) if rollout.start.state_key is not None]
+    """The judged continuations of states of the replay store; not those of another source's prefixes."""
+    return [rollout for rollout in outcomes(rollouts) if rollout.start.state_key is not None]
 
 
 def is_foreign(rollout: Rollout) -> bool:
     """Whether it continues a prefix of a user's own source."""
-    return rollout.start.replayed and rollout.start.state_key is None
+    return not rollout.start.from_root and rollout.start.state_key is None

@@ -57,7 +57,7 @@ class Evidence:
     def add(self, found: Sequence[States]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
         rollouts = [states.rollout for states in found]
-        roots = [r for r in rollouts if r.use in (Use.TRAIN, Use.COUNT) and not r.start.replayed]
+        roots = [r for r in rollouts if r.use is not Use.SOLUTION and r.start.from_root]
         self.root_tried += len(roots)
         self.root_success += sum(r.verdict.success for r in roots)
         self.root_squares += sum(r.verdict.success**2 for r in roots)

@@ -19,7 +19,7 @@ import numpy as np
 
 from core.config import ReplayConfig
 from core.parts.sources import Progress, StartSource, root_start, state_start
-from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use, used
+from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use, outcomes, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
 from replay.coverage import Coverage, Life, continued, is_foreign
@@ -151,7 +151,7 @@ class Replay(StartSource):
         self._requested, self._drawn, self._observed = 0, 0, at.iteration
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
-        own = [one for one in used(rollouts, Use.TRAIN, Use.COUNT) if not is_foreign(one)]
+        own = [one for one in outcomes(rollouts) if not is_foreign(one)]
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*own, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
@@ -193,7 +193,7 @@ class Replay(StartSource):
     def _solutions(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         if not self._config.canonical:
             return []
-        names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN) if not r.start.replayed)
+        names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN) if r.start.from_root)
         problems = [self._problems[name] for name in names]
         return [
             Rollout.given(root_start(problem, at, index, "canonical"), solution, Use.SOLUTION, problem.solution_mask)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from core.parts.sources import Progress, StartSource, root_start
-from core.records import Problem, Rollout, Start, Use, used
+from core.records import Problem, Rollout, Start, outcomes
 from core.seeds import derive, generator
 
 MEMORY = 0.5  # weight of a problem's earlier success rate when it is blended with that of its newest rollouts
@@ -77,7 +77,7 @@ class HardSampler:
         results: dict[int, list[bool]] = {}
         for rollout in rollouts:
             start = rollout.start
-            if not start.replayed and start.problem_id in self._index:  # else of another data set of a mixture
+            if start.from_root and start.problem_id in self._index:  # else of another data set of a mixture
                 results.setdefault(self._index[start.problem_id], []).append(rollout.verdict.correct)
         for at, correct in results.items():
             newest = sum(correct) / len(correct)
@@ -161,7 +161,7 @@ class Fresh(StartSource):
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:  # noqa: ARG002
         """Tell the sampler which problems succeed."""
-        self._sampler.record(used(rollouts, Use.TRAIN, Use.COUNT))
+        self._sampler.record(outcomes(rollouts))
         self._before = None
 
     def save(self, folder: Path) -> None:

@@ -79,11 +79,11 @@ def test_a_start_source(tmp_path: Path) -> None:
     """Four problems fail in the first iteration; in the second one of four starts is a hint, which is solved."""
     solutions = {name: replace(one, solution_ids=np.array([7, 8, 9, 1], np.int32)) for name, one in PROBLEMS.items()}
     hints = own_source("my_source:Hints")(solutions, None)
-    engines = FakeEngines(lambda start, _: ([9, 1] if start.replayed else [1], start.replayed))
+    engines = FakeEngines(lambda start, _: ([1] if start.from_root else [9, 1], not start.from_root))
     run = fake_run(engines, FakeLearner(), Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {"hints": hints}))
     reports = [iterate(run, run.at(number), PhaseClock(), Interruption()) for number in (1, 2)]
     assert engines.asked == [["1.f0", "1.f1", "1.f2", "1.f3"], ["2.f0", "2.f1", "2.f2", "2.h0"]]
-    hinted = [one for one in reports[1].trained if one.start.replayed]
+    hinted = [one for one in reports[1].trained if not one.start.from_root]
     assert [one.response_ids.tolist() for one in hinted] == [[7, 8, 9, 1]] * 2
     (tmp_path / "saved").mkdir()
     hints.save(tmp_path / "saved")

@@ -38,10 +38,9 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
     """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same
     reward, in at most `run.resample` rounds.
 
-    What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its size.
+    What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its starts.
     Those that are left out come last, with the use COUNT.
     """
-    size = len(rollouts)
     if not run.resample:
         return list(rollouts)
     starts = len({rollout.start.id for rollout in rollouts})
@@ -55,7 +54,10 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
         informative, rest = by_information(clock.timed("reward", run.task.judge, found), run.algorithm)
         kept, others = kept + informative, others + rest
     whole = kept + others
-    return [*whole[:size], *(replace(rollout, use=Use.COUNT) for rollout in whole[size:])]
+    trained = set(list(dict.fromkeys(rollout.start.id for rollout in whole))[:starts])
+    return sorted(
+        (one if one.start.id in trained else replace(one, use=Use.COUNT) for one in whole), key=lambda one: one.use
+    )
 
 
 def by_information(rollouts: Sequence[Rollout], algorithm: Algorithm) -> tuple[list[Rollout], list[Rollout]]:

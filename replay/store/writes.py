@@ -81,7 +81,7 @@ def pack_states(found: Sequence[States], version: int, vocabulary: int) -> bytes
 
 def _parent(start: Start) -> int:
     """The key of the state that a rollout continues; 0: it is from the root; 1: from a prefix of another source."""
-    return int(start.replayed) if start.state_key is None else start.state_key
+    return int(not start.from_root) if start.state_key is None else start.state_key
 
 
 def pack_outcomes(outcomes: Sequence[Rollout], model: SuccessModel) -> bytes:

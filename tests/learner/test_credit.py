@@ -312,14 +312,14 @@ def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: s
     one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
     varied = credited(scored_from(one), config, 0)
     assert varied.columns.advantages.any()
-    beside = [normalise == "global" or j.start.replayed == one[0].start.replayed for j in one]
+    beside = [normalise == "global" or j.start.from_root == one[0].start.from_root for j in one]
     first = varied.components.ce.tokens[varied.offsets[:-1]]  # of each row its first token
     assert first.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
 
 
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
     judged = make_judged(0)
-    fresh = [not j.start.replayed for j in judged]
+    fresh = [j.start.from_root for j in judged]
     assert 2 <= sum(fresh) <= len(judged) - 2
     failed = [replace(j, verdict=Verdict(0.0, False)) if new else j for j, new in zip(judged, fresh, strict=True)]
     batch = credited(scored_from(failed), AlgorithmConfig(normalise="separate"), 0)

@@ -18,7 +18,7 @@ def new_state() -> LearnerState:
 def note(state: LearnerState, skipped: list[bool], problems: list[str], warmup: int = 0) -> None:
     """An update of one pass."""
     count = len(skipped)
-    trained = count * state.policy_learns(warmup)
+    trained = count * (not state.warms_up(warmup))
     state.note_steps(skipped, problems, steps=count, policy_steps=trained, warmup=warmup)
 
 
@@ -26,10 +26,10 @@ def test_the_warm_up_ends_after_its_length() -> None:
     state = new_state()
     trained = []
     for _ in range(4):
-        trained.append(state.policy_learns(2))
+        trained.append(not state.warms_up(2))
         note(state, [False], [], warmup=2)
     assert trained == [False, False, True, True]
-    assert state.policy_learns(100)  # of a resumed run
+    assert not state.warms_up(100)  # of a resumed run
 
 
 def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:

@@ -18,7 +18,7 @@ IDS = np.array([7, 8], np.int32)
 
 def test_visits_and_solved_problems(tmp_path: Path) -> None:
     """p1 fails at its root twice and succeeds from a state; p2 succeeds at its root; p3 is never started."""
-    engines = FakeEngines(lambda start, _: ([1], start.replayed or start.problem_id == "p2"))
+    engines = FakeEngines(lambda start, _: ([1], not start.from_root or start.problem_id == "p2"))
     starts = [root_start(PROBLEMS["p1"], AT, 0), root_start(PROBLEMS["p1"], AT, 1), root_start(PROBLEMS["p2"], AT, 2)]
     rollouts = engines.judge(engines.generate([*starts, state_start(PROBLEMS["p1"], IDS, 5, AT, 0)]))
     coverage = Coverage(4)
@@ -39,8 +39,15 @@ def test_visits_and_solved_problems(tmp_path: Path) -> None:
     assert {rollout.use for rollout in rollouts} == {Use.TRAIN}
 
 
+def test_a_response_without_a_verdict_is_no_failure() -> None:
+    fails = visit("a", False)[0]
+    nobody_knows = replace(fails, verdict=replace(fails.verdict, judge_failed=True))
+    assert observed([nobody_knows]).lives == {}
+    assert observed([*visit("a", True), nobody_knows]).lives["a"].root == [1.0]
+
+
 def test_a_life_keeps_its_newest_starts_and_its_first_successes() -> None:
-    engines, life = FakeEngines(lambda start, _: ([1], not start.replayed)), Life()
+    engines, life = FakeEngines(lambda start, _: ([1], start.from_root)), Life()
     root, state = root_start(PROBLEMS["p1"], AT, 0), state_start(PROBLEMS["p1"], IDS, 5, AT, 0)
     for iteration in range(1, RECENT + 2):
         life.add(iteration, engines.judge(engines.generate([state if iteration == 1 else root])))
@@ -55,7 +62,7 @@ SUCCEEDS, FAILS = (True, True, True, False), (True, False, False, False)
 
 def visit(name: str, *outcomes: bool, replayed: bool = False) -> list[Rollout]:
     problem = Problem(name, EMPTY, "gold")
-    start = state_start(problem, EMPTY, 7, AT, 0) if replayed else root_start(problem, AT, 0)
+    start = state_start(problem, np.array([2], np.int32), 7, AT, 0) if replayed else root_start(problem, AT, 0)
     return [rollout(replace(start, id=f"{name}{replayed}"), [1], Verdict(float(right), right)) for right in outcomes]
 
 

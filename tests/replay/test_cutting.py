@@ -41,7 +41,7 @@ def test_starts_are_named_and_seeded_by_iteration() -> None:
     assert [start.seed for start in starts[:2]] == [start.seed for start in starts[2:4]]
     seeds = {start.seed for start in starts}
     assert len(seeds) == 4
-    assert (STATE.id, STATE.replayed, STATE.state_key, STATE.samples) == ("1.r0", True, 77, 4)
+    assert (STATE.id, STATE.from_root, STATE.state_key, STATE.samples) == ("1.r0", False, 77, 4)
     assert STATE.context_ids.tolist() == [1, 2, 5, 6, 7]
     assert STATE.seed not in seeds
     more = root_start(PROBLEM, replace(AT, round=2), 1)  # of a round of dynamic sampling

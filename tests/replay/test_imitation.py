@@ -129,7 +129,7 @@ def test_what_is_repeated_is_a_whole_rollout_to_imitate() -> None:
     found = source()
     found.observe(visit("p", "+-"), at())
     (one,) = found.extra([], at())
-    assert (one.use, one.verdict.correct, one.start.replayed, one.start.id) == (Use.IMITATE, True, False, "1.i0")
+    assert (one.use, one.verdict.correct, one.start.from_root, one.start.id) == (Use.IMITATE, True, True, "1.i0")
     assert one.tokens.size == one.logprobs.size == one.versions.size == 1
 
 
@@ -160,7 +160,7 @@ def test_a_success_from_a_state_is_repeated_whole_until_the_root_succeeds(tmp_pa
     found = of_discoveries(coverage)
     assert discover(found, coverage, [*visit("p", "--"), *visit("p", "-+", first=5, key=7)]) == [[90, 91, 6]]
     (one,) = found.extra([], at())
-    assert (one.use, one.start.replayed, one.start.id) == (Use.IMITATE, False, "1.d0")
+    assert (one.use, one.start.from_root, one.start.id) == (Use.IMITATE, True, "1.d0")
     assert found.metrics() == {"discoveries": 1}
     found.save(tmp_path)
     assert discover(found, coverage, visit("p", "-+")) == []
@@ -183,6 +183,6 @@ def test_a_success_behind_a_prefix_of_another_source_is_no_discovery() -> None:
     coverage = Coverage(9)
     (hinted,) = visit("p", "+", key=7)
     hinted = replace(hinted, start=replace(hinted.start, state_key=None))
-    assert hinted.start.replayed
+    assert not hinted.start.from_root
     assert discover(of_discoveries(coverage), coverage, [hinted]) == []
     assert (coverage.lives["p"].replayed, coverage.replayed_success) == (0, 0.0)

@@ -53,7 +53,7 @@ def test_nothing_is_proposed_before_there_are_enough_states(store: ReplayStore) 
     replay.observe([rollout("q", True, 7, 8, 9)], AT)
     starts = replay.propose(8, AT)
     assert [start.id for start in starts] == ["3.r0", "3.r1", "3.r2", "3.r3"]  # half of 8, and there are four states
-    assert all(start.replayed and start.samples == 2 for start in starts)
+    assert all(not start.from_root and start.samples == 2 for start in starts)
     assert [start.seed for start in replay.propose(8, AT)] == [start.seed for start in starts]
     assert len(replay.propose(4, AT)) == 2
 

@@ -21,12 +21,13 @@ from tests.replay.made import sample
 from tests.trainer.fakes import PROBLEMS, FakeEngines, FakeLearner, fake_run
 from trainer.loop import iterate
 from trainer.metrics import PhaseClock
+from trainer.rollouts import resampled
 from trainer.run import Report, Run, Sources
 
 
 def answer(start: Start, sample: int) -> tuple[list[int], bool]:
     """The first sample from a root is right: 7 8 9. The others say 7 8 1. What continues a state is always right."""
-    if start.replayed:
+    if not start.from_root:
         return [9, 9][: 3 - start.prefix_ids.size], True
     return ([7, 8, 9], True) if sample == 0 else ([7, 8, 1], False)
 
@@ -67,8 +68,8 @@ def test_two_iterations_by_hand(store: ReplayStore) -> None:
         (Use.IMITATE, [7, 8, 9], 0.5 ** (1 / 32))
     ] * 2  # one weight version old
     (valued,) = used(second.rollouts, Use.VALUE)  # its value was of version 0
-    assert valued.start.replayed
-    assert {len(rollout.start.prefix_ids) for rollout in second.trained if rollout.start.replayed} <= {1, 2}
+    assert not valued.start.from_root
+    assert {len(rollout.start.prefix_ids) for rollout in second.trained if not rollout.start.from_root} <= {1, 2}
     assert store.stats().outcomes == store.stats().solved == 2 * 2  # two states, two samples each
     assert [len(update) for update in learner.updates] == [8, 8 + 2]
     assert run.sources.metrics()["store_states"] == len(store)
@@ -96,6 +97,19 @@ def test_starts_of_equal_rewards_are_replaced_and_only_count(store: ReplayStore)
     assert [rollout.start.id for rollout in report.trained] == ["1.f1", "1.f1", "1.f100000", "1.f100000"]
     assert [rollout.start.id for rollout in used(report.rollouts, Use.COUNT)] == ["1.f0"] * 2
     assert len(report.generated) == 6
+
+
+def test_a_replaced_start_leaves_no_part_of_another_behind() -> None:
+    """An episode of start 0 was dropped, so the starts are of different sizes; start 1 takes the place of start 0."""
+    engines = FakeEngines(lambda start, sample: ([7], sample == 0 and start.id != "1.f0"), 1)
+    run = fake_run(engines, FakeLearner(), Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}), rounds=1)
+    first = engines.judge(engines.generate([replace(root_start(PROBLEMS["p1"], run.at(1), 0), samples=1)]))
+    rollouts = resampled(run, first, run.at(1), PhaseClock())
+    assert [(one.start.id, one.use) for one in rollouts] == [
+        ("1.f100000", Use.TRAIN),
+        ("1.f100000", Use.TRAIN),
+        ("1.f0", Use.COUNT),
+    ]
 
 
 class Own(StartSource):

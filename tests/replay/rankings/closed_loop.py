@@ -47,7 +47,7 @@ class Loop:
 
     def offer(self, rollouts: list[Rollout]) -> None:
         """What `replay.source` does with what was scored."""
-        self.store.record([rollout for rollout in rollouts if rollout.start.replayed])
+        self.store.record([rollout for rollout in rollouts if not rollout.start.from_root])
         self.store.add([cut(rollout, every_token, 1000) for rollout in rollouts], self.version)
 
     def roots(self, count: int) -> list[Start]:
@@ -63,7 +63,7 @@ class Loop:
         rollouts = [
             self.rollout(start, bool(self.rng.random() < chance(start.prefix_ids.size, self.version)))
             for start in [*begun, *self.roots(roots)]
-            for _ in range(SAMPLES if start.replayed else 1)
+            for _ in range(1 if start.from_root else SAMPLES)
         ]
         self.offer(rollouts)
         return [len(state.prefix_ids) for state in drawn]
