@@ -55,9 +55,7 @@ def race(states: Candidates, ranking: Ranking, seed: int, *, one_of_each: bool) 
     scores = states.priority / ranking.temperature + gumbels(states.keys, seed)
     order = np.lexsort((states.keys, scores))[::-1]
     if one_of_each:
-        names = states.problem_ids[order].tolist()
-        best = dict(zip(reversed(names), reversed(range(len(names))), strict=True))  # the best is written last
-        order = order[sorted(best.values())]
+        order = order[np.sort(np.unique(states.problem[order], return_index=True)[1])]
     places: list[int] = order.tolist()
     return places
 
@@ -128,8 +126,10 @@ class Replay(StartSource):
         states, ranking = store.candidates(), store.ranking
         order = race(states, ranking, seed, one_of_each=config.bounded or ranking.one_per_problem)
         if config.bounded:
-            names = [states.problem_ids[place] for place in order]
-            order = [order[place] for place in rested(names, self._coverage.lives, self._begun, at.iteration)]
+            order = [
+                order[place]
+                for place in rested(states.problem_ids(order), self._coverage.lives, self._begun, at.iteration)
+            ]
         drawn = store.draw(states, order[:wanted])
         self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
         self._begun |= {state.problem_id: at.iteration for state in drawn}

@@ -1,15 +1,13 @@
 """Small records of the store: the counters of a shard, and what of its states a draw reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray
 from replay.store.keys import Keys
-
-Objects = npt.NDArray[np.object_]
 
 
 @dataclass(slots=True)
@@ -31,13 +29,21 @@ class Counters:
 class Candidates:
     """The S states that may be drawn."""
 
-    problem_ids: Objects  # [S] str
+    names: list[str]  # [N] ids of problems, each once
+    problem: npt.NDArray[np.int32]  # [S] place in `names`
     keys: Keys  # [S]
     priority: FloatArray  # [S]
     version: npt.NDArray[np.int32]  # [S] weight version of the value
 
+    def problem_ids(self, places: Sequence[int]) -> list[str]:
+        """The problems of the states at these places."""
+        return [self.names[at] for at in self.problem[list(places)].tolist()]
+
 
 def joined(parts: Sequence[Candidates]) -> Candidates:
-    """Those of all shards."""
-    names = [field.name for field in fields(Candidates)]
-    return Candidates(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    """Those of all shards: each owns its problems."""
+    first = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
+    problem = np.concatenate([part.problem + at for part, at in zip(parts, first.tolist(), strict=True)])
+    names = [name for part in parts for name in part.names]
+    columns = ([getattr(part, column) for part in parts] for column in ("keys", "priority", "version"))
+    return Candidates(names, problem, *map(np.concatenate, columns))

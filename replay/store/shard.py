@@ -19,7 +19,7 @@ from replay.rankings.base import StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
 from replay.store import writes
 from replay.store.keys import Keys, Reals, Rows, eviction_order, problem_hash, state_keys
-from replay.store.records import Candidates, Counters, Objects
+from replay.store.records import Candidates, Counters
 from replay.store.table import DECAY, PROBLEM, STATE, TRAJECTORY, Table
 from replay.success import Known, chances, features_of
 
@@ -132,11 +132,9 @@ class Shard:
 
     def candidates(self) -> Candidates:
         """The states that may be drawn."""
-        states, names = self.states, np.array(self.names, np.object_)
+        states = self.states
         rows = np.flatnonzero(~np.isneginf(states["priority"]))
-        return Candidates(
-            names[states["problem"][rows]], states["key"][rows], states["priority"][rows], states["version"][rows]
-        )
+        return Candidates(self.names, *(states[name][rows] for name in ("problem", "key", "priority", "version")))
 
     def fetch(self, problem_ids: list[str], keys: list[int]) -> list[ReplayedState]:
         """The states of these problems and keys."""
@@ -167,7 +165,7 @@ class Shard:
         """States that may be drawn."""
         return int(np.count_nonzero(~np.isneginf(self.states["priority"])))
 
-    def why_not(self) -> Objects:
+    def why_not(self) -> npt.NDArray[np.object_]:
         """[S] why a state is not drawn now, in words; empty for those that may be drawn."""
         _, columns = self._columns(np.arange(len(self.problems)))
         found = in_words(self.ranking.why_not(columns), len(self.states))

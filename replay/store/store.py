@@ -230,7 +230,7 @@ class ReplayStore:
         self, method: Callable[[Shard, list[str], list[int]], list[R]], states: Candidates, places: Sequence[int]
     ) -> list[R]:
         """What a function of the shards, given problem ids and keys, says of each candidate at these places."""
-        names, keys = [states.problem_ids[place] for place in places], states.keys[list(places)].tolist()
+        names, keys = states.problem_ids(places), states.keys[list(places)].tolist()
         parts = self._split(range(len(places)), names)
         calls = {shard: (method, [names[i] for i in part], [keys[i] for i in part]) for shard, part in parts.items()}
         found: dict[int, R] = {}

@@ -76,4 +76,4 @@ def best(shard: Shard) -> list[ReplayedState]:
     """The states of a shard that may be drawn, highest priority first."""
     states = shard.candidates()
     order = np.argsort(-states.priority, kind="stable").tolist()
-    return shard.fetch([states.problem_ids[place] for place in order], states.keys[order].tolist())
+    return shard.fetch(states.problem_ids(order), states.keys[order].tolist())

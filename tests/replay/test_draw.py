@@ -63,7 +63,7 @@ def test_the_states_of_a_batch_are_those_of_successive_draws_without_replacement
 def drawn(shard: Shard, seed: int) -> list[ReplayedState]:
     states, ranking = shard.candidates(), shard.ranking
     order = race(states, ranking, seed, one_of_each=ranking.one_per_problem)
-    return shard.fetch([states.problem_ids[place] for place in order], states.keys[order].tolist())
+    return shard.fetch(states.problem_ids(order), states.keys[order].tolist())
 
 
 def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
