@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (2, 4)])
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 3), (2, 2)])
 def test_engine_and_rank_of_a_pair_are_on_one_gpu(nodes: int, gpus: int) -> None:
     command = [sys.executable, "-m", "tests.trainer.pairs", str(nodes), str(gpus)]
     environment = {
