@@ -105,6 +105,11 @@ class Start:
         return self.prefix_ids.size == 0
 
     @property
+    def replayed(self) -> bool:
+        """Whether it begins behind a state of the replay store."""
+        return self.state_key is not None
+
+    @property
     def context_ids(self) -> IntArray:
         """[P + K] all tokens the policy did not generate in this rollout."""
         return np.concatenate([self.prompt_ids, self.prefix_ids])

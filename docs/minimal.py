@@ -1,8 +1,8 @@
-"""The method in one file: PPO with a critic, rollouts that begin in the middle of earlier answers, and imitation.
+"""The method in one file: PPO with a critic, rollouts that begin in the middle of earlier answers, and discoveries.
 
 `python docs/minimal.py` trains a tiny model on sums, on a CPU in about a minute. The answer to `3+1+2=` is `4`, `6` and
 `#6`, a line each, modulo 10; the reward reads only what follows `#`. Begin with `iterate`. tests/test_minimal.py gives
-the rollouts of this file to the product and compares the numbers of both."""
+the rollouts of this file to the product and compares the numbers. A problem may be replayed again at once here."""
 
 import copy
 import math
@@ -56,7 +56,8 @@ class Run:
         nn.init.zeros_(self.critic.score.weight)
         self.adam = torch.optim.AdamW([*policy.parameters(), *self.critic.parameters()], LR, weight_decay=0.0)
         self.states: dict[State, list[float]] = {}  # share of the answer left to decide, right and wrong continuations
-        self.answers: dict[str, str] = {}  # of a problem the newest right answer, to imitate
+        self.succeeds: set[str] = set()  # problems whose root had a success in its latest visit
+        self.answers: dict[str, str] = {}  # of each other problem the newest right answer behind a state: a discovery
 
 
 def iterate(run: Run) -> list[Rollout]:
@@ -122,8 +123,8 @@ def gae(rewards: Tensor, values: Tensor, written: Tensor) -> Tensor:
 
 
 def observe(run: Run, rollouts: list[Rollout], batch: Batch) -> None:
-    """Count outcomes. Keep right answers to imitate, and their states: one behind each line, unless the policy would
-    surely repeat the rest. A token decides as much as it surprises."""
+    """Count outcomes. Keep the states of right answers: one behind each line, unless the policy would surely repeat the
+    rest. A token decides as much as it surprises. Keep what succeeds behind a state, whole, until the root succeeds."""
     for row, one in enumerate(rollouts):
         logs = batch.proximal[row][batch.written[row]].double()
         run.states.setdefault((one.problem, one.prefix), [1.0, 0, 0])[2 - one.right] += 1
@@ -131,10 +132,10 @@ def observe(run: Run, rollouts: list[Rollout], batch: Batch) -> None:
             if one.text[at - 1] == "\n" and logs[at:].sum() <= math.log(0.95):
                 left = (0.02 - logs[at:]).sum() / (0.02 - logs).sum() * len(one.text) / len(one.prefix + one.text)
                 run.states.setdefault((one.problem, one.prefix + one.text[:at]), [float(left), 0, 0])
-    run.answers |= {one.problem: one.text for one in rollouts if one.right and not one.prefix}
-    for visit in (rollouts[at : at + SAMPLES] for at in range(0, len(rollouts), SAMPLES)):
-        if sum(one.right and not one.prefix for one in visit) > SAMPLES / 2:
-            del run.answers[visit[0].problem]  # the root itself teaches more
+    roots = [one for one in rollouts if not one.prefix]
+    run.succeeds = run.succeeds - {one.problem for one in roots} | {one.problem for one in roots if one.right}
+    run.answers |= {one.problem: one.prefix + one.text for one in rollouts if one.right and one.prefix}
+    run.answers = {problem: text for problem, text in run.answers.items() if problem not in run.succeeds}
 
 
 def update(run: Run, batch: Batch) -> None:
@@ -149,8 +150,7 @@ def update(run: Run, batch: Batch) -> None:
             loss = loss + KL * (logs - batch.reference).square() / 2
             likelihood = ratio.clamp(max=1 + CLIP)[batch.imitated].sum() / (written | batch.imitated).sum()
             (loss[written].mean() - likelihood).backward()
-        values = run.critic(batch.ids).logits[:, :-1, 0]
-        ((values - batch.rewards)[written].square().mean() / 2).backward()
+        ((run.critic(batch.ids).logits[:, :-1, 0] - batch.rewards)[written].square().mean() / 2).backward()
         for model in (run.policy, run.critic):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         run.adam.step()

@@ -48,7 +48,7 @@ class Life:
             self.first = iteration
         if right and not depth and self.first_from_root is None:
             self.first_from_root = iteration
-        if group[0].start.state_key is not None:
+        if group[0].start.replayed:
             self.replayed = iteration
 
     def visit(self, visit: Sequence[Rollout]) -> None:
@@ -149,9 +149,9 @@ def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
 
 def continued(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The judged continuations of states of the replay store; not those of another source's prefixes."""
-    return [rollout for rollout in outcomes(rollouts) if rollout.start.state_key is not None]
+    return [rollout for rollout in outcomes(rollouts) if rollout.start.replayed]
 
 
 def is_foreign(rollout: Rollout) -> bool:
     """Whether it continues a prefix of a user's own source."""
-    return not rollout.start.from_root and rollout.start.state_key is None
+    return not rollout.start.from_root and not rollout.start.replayed

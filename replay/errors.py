@@ -20,7 +20,7 @@ class Errors(StartSource):
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:  # noqa: ARG002
         """Measure an iteration."""
         generated, is_wrong = used(rollouts, Use.TRAIN, Use.COUNT), self._is_wrong
-        replayed = {one.start.id: one.start for one in used(rollouts, Use.TRAIN) if not one.start.from_root}.values()
+        replayed = {one.start.id: one.start for one in used(rollouts, Use.TRAIN) if one.start.replayed}.values()
         self._found = {
             "erroneous_share": erroneous_share(((start.problem_id, start.prefix_ids) for start in replayed), is_wrong),
             "erroneous_states": erroneous_states(generated, self._boundaries, is_wrong),

@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     """A whole right answer to a problem."""
 
     response_ids: IntArray  # [R]
-    version: int  # weight version that wrote it
+    version: int  # weight version of the learner when it was kept
     mask: Flags | None  # [R] as of the rollout
 
 

@@ -5,7 +5,8 @@ of stale states and for the scores of canonical solutions. `observe` stores outc
 where rollouts start: continuations are on-policy, so a replayed prefix is treated like a prompt. (What succeeds behind
 it is repeated by another source, the discoveries of `replay/imitation.py`.)
 
-The draw: `replayed_count` says how many, `race` in which order, and with `replay.bounded` `rested` of which problems.
+The draw: `Replay.wanted` says how many, `race` in which order. With `replay.bounded`, the default, `rested` then puts
+the problems in order, and the race decides among equals and which state of a problem.
 """
 
 import json
@@ -155,7 +156,7 @@ class Replay(StartSource):
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*own, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
-        lost = [start for start in self._lost() if start.state_key is not None]
+        lost = [start for start in self._lost() if start.replayed]
         store.remove(lost)  # last: the iteration may have stored one of them again
 
     def save(self, folder: Path) -> None:
@@ -166,6 +167,7 @@ class Replay(StartSource):
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
+        self._lost()  # of the iteration that will be repeated
         self._begun, self._observed = {}, 0
         self._requested, self._drawn = 0, 0
         if folder is None:

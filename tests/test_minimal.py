@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +29,7 @@ from core.records import Finish, IntArray, Problem, Provenance, Rollout, Samplin
 from learner.batch import Batch
 from learner.stats import UpdateStats
 from replay.coverage import Coverage
-from replay.imitation import Imitation, own_successes
+from replay.imitation import Imitation, discoveries
 from replay.rankings.learnability import Learnability
 from replay.source import Cutting, Replay
 from replay.store.shard import Shard
@@ -110,7 +111,7 @@ class Given(StartSource):
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         found = []
         for index, one in enumerate(self.rows[len(rollouts) :]):
-            start, ids = root_start(self.problems[one.problem], at, index, "imitated"), self.ids(one.text)
+            start, ids = root_start(self.problems[one.problem], at, index, "discovered"), self.ids(one.text)
             zeros = np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32)
             found.append(Rollout(start, 0, ids, *zeros, Finish.STOP, use=Use.IMITATE, verdict=Verdict(1.0, True)))
         return found
@@ -226,9 +227,10 @@ def check_weights(ours: Any, learner: Learner) -> None:
 
 def product(given: Given, learner: Learner, model: Path) -> tuple[Run, Imitation]:
     """A run of the product that is given starts, continuations and answers to imitate."""
-    replay = Replay(REPLAY, given.store, given.problems, Coverage(1), Cutting(newlines, 100), stale=0)
-    imitation = Imitation("imitated", 0, own_successes, given.problems)
-    sources = Sources(given, {"replay": replay, "imitation": imitation})
+    coverage = Coverage(len(given.problems))
+    replay = Replay(REPLAY, given.store, given.problems, coverage, Cutting(newlines, 100), stale=0)
+    imitation = Imitation("discovered", 0, partial(discoveries, coverage), given.problems)
+    sources = Sources(given, {"coverage": coverage, "replay": replay, "imitation": imitation})
     run = fake_run(cast(Any, given), cast(Any, learner), sources, given.minimal.SAMPLES)
     pool, algorithm = cast(Any, Engines(model)), learner.algorithm
     return replace(run, problems=given.problems, pool=pool, algorithm=algorithm), imitation

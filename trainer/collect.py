@@ -65,8 +65,8 @@ def collect_metrics(
         quarantined=run.pool.quarantined,
         dropped_episodes=run.pool.dropped,
         root_success=_success([rollout for rollout in generated if rollout.start.from_root]),
-        replay_success=_success([rollout for rollout in generated if not rollout.start.from_root]),
-        replay_share=sum(not start.from_root for start in starts.values()) / len(starts),
+        replay_success=_success([rollout for rollout in generated if rollout.start.replayed]),
+        replay_share=sum(start.replayed for start in starts.values()) / len(starts),
         imitated=len(report.imitated) if report.stats.policy_trained else 0,
         judge_failures=sum(rollout.verdict.judge_failed for rollout in generated),
         resampled_starts=len({rollout.start.id for rollout in used(report.rollouts, Use.COUNT)}),
@@ -109,7 +109,7 @@ def _by_source(run: Run, report: Report, evaluation: Evaluation | None) -> dict[
         metrics[label] = SourceMetrics(
             starts=float(len({rollout.start.id for rollout in rollouts})),
             root_success=_success([rollout for rollout in rollouts if rollout.start.from_root]),
-            replay_success=_success([rollout for rollout in rollouts if not rollout.start.from_root]),
+            replay_success=_success([rollout for rollout in rollouts if rollout.start.replayed]),
             reward=sum(rollout.reward for rollout in rollouts) / len(rollouts) if rollouts else math.nan,
             evaluation_success=held_out[label].success.mean if label in held_out else math.nan,
         )

@@ -23,10 +23,11 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
     """One iteration.
 
     Raises:
-        ActorError, WeightError: engines or judges failed, or there is nothing to learn from. The update has not begun:
-            a failure after it is in the report.
+        ActorError, WeightError, StoreError: engines, judges or the replay store failed, or there is nothing to learn
+            from. The update has not begun: a failure after it is in the report.
+        DataError: starts of a user's source do not fit.
         KeyboardInterrupt: `stop` was asked to end the run. The update has not begun.
-        LearnerError: a learner rank failed.
+        DivergenceError, LearnerError: the update went wrong, or a learner rank failed.
     """
     from learner.credit import credit
 
@@ -37,7 +38,7 @@ def iterate(run: Run, at: Progress, clock: PhaseClock, stop: Interruption) -> Re
         rollouts = resampled(run, rollouts, at, clock)  # dynamic sampling, if it is on
         rollouts += clock.timed("replay", run.sources.extra, rollouts, at)  # answers to imitate, states to value
         rollouts = clock.timed("score", run.learner.score, rollouts)  # values and log-probabilities
-    clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, own successes
+    clock.timed("replay", run.sources.observe, rollouts, at)  # outcomes, new states, right answers
     batch = clock.timed("update", credit, rollouts, run.algorithm, run.learner.state)  # what every token weighs
     stats = clock.timed("update", run.learner.update, batch)  # sums weight x loss
     broadcasted, failure = clock.timed("broadcast", broadcast, run)

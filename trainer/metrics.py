@@ -120,7 +120,9 @@ class IterationMetrics:
         "success", "share", "Training problems that ever succeeded, from the root or from a state.", math.nan
     )
     imitated: int = _metric("success", "responses", "Earlier right answers that the policy repeated.")
-    judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
+    judge_failures: int = _metric(
+        "success", "responses", "Responses on which the judge failed: wrong here, forgotten by start sources."
+    )
     resampled_starts: int = _metric(
         "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
     )

@@ -39,7 +39,7 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
     reward, in at most `run.resample` rounds.
 
     What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its starts.
-    Those that are left out come last, with the use COUNT.
+    Those that are left out have the use COUNT.
     """
     if not run.resample:
         return list(rollouts)
@@ -55,9 +55,7 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
         kept, others = kept + informative, others + rest
     whole = kept + others
     trained = set(list(dict.fromkeys(rollout.start.id for rollout in whole))[:starts])
-    return sorted(
-        (one if one.start.id in trained else replace(one, use=Use.COUNT) for one in whole), key=lambda one: one.use
-    )
+    return [one if one.start.id in trained else replace(one, use=Use.COUNT) for one in whole]
 
 
 def by_information(rollouts: Sequence[Rollout], algorithm: Algorithm) -> tuple[list[Rollout], list[Rollout]]:

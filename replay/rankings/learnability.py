@@ -57,9 +57,7 @@ from replay.store.keys import Reals
 from replay.success import chances, features_of
 
 LEAST = 1e-3  # worth of a state whose graded continuations are all alike so far
-OUTCOMES = (
-    24.0  # decayed outcomes of a state above which it rests: three groups of 8, until visits of its problem fade them
-)
+OUTCOMES = 24.0  # decayed outcomes from which on a state rests: four groups of 8, until visits of its problem fade them
 LATER = 10.0  # in log odds of the draw: e^-10 is less than one draw in 20,000
 
 
