@@ -18,7 +18,7 @@ from learner.batch import Batch, Component
 from learner.estimators import Episodes, Estimator, find_estimator, gae, normalised
 from learner.losses import CORRECTIONS, aggregation, faded_coefficient, kl
 from learner.packing.micro_batches import Components, TokenColumns
-from learner.shaping import shaped_rewards, whole_reward
+from learner.shaping import in_loss, shaped_rewards, whole_reward
 from learner.state import LearnerState
 from learner.stats import batch_stats
 
@@ -106,7 +106,7 @@ def _components(
     config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
     counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
-    kept = _in_loss(trained, config)
+    kept = np.array([in_loss(rollout, config) for rollout in trained], np.bool_)
     compared = kept & varied if find_estimator(config.estimator).needs_groups else kept
     correct = kept & varied & np.array([rollout.verdict.correct for rollout in trained])
     own = config.positive_coefficient * correct
@@ -127,11 +127,6 @@ def _components(
     )
 
 
-def _in_loss(trained: Sequence[Rollout], config: AlgorithmConfig) -> Flags:
-    """[B] which rows take part: not the truncated ones where `overlong` masks them."""
-    return np.array([not (config.overlong == "mask" and rollout.finish.truncated) for rollout in trained], np.bool_)
-
-
 def _advantages_and_returns(
     trained: Sequence[Rollout], algorithm: Algorithm, learns: bool, old_values: Tensor, penalty: Tensor | None
 ) -> tuple[Tensor, Tensor, Flags]:
@@ -149,7 +144,7 @@ def _advantages_and_returns(
     episodes = Episodes(
         rewards=rewards,
         values=values,
-        mask=inside & torch.from_numpy(_in_loss(trained, config))[:, None],
+        mask=inside & torch.tensor([in_loss(rollout, config) for rollout in trained])[:, None],
         groups=torch.tensor([numbers.setdefault(rollout.start.id, len(numbers)) for rollout in trained]),
         replayed=torch.tensor([not rollout.start.from_root for rollout in trained]),
         gamma=config.gamma,

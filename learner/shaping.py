@@ -29,6 +29,11 @@ def shaped_rewards(
     return rewards
 
 
+def in_loss(rollout: Rollout, config: AlgorithmConfig) -> bool:
+    """Whether it takes part in the loss: not a truncated one where `overlong` masks them."""
+    return not (config.overlong == "mask" and rollout.finish.truncated)
+
+
 def whole_reward(judged: Rollout, config: AlgorithmConfig, longest: int) -> float:
     """The sum of a continuation's rewards as PPO sees them, without KL."""
     steps = judged.step_rewards

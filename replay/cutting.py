@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from core.records import Boundaries, FloatArray, IntArray, Provenance, Rollout, Use
-from replay.rankings.base import CERTAIN, HOPELESS
 
 IsWrong = Callable[[str, IntArray], bool | None]
 """Problem id, beginning of a response -> whether it is wrong already; None if that cannot be told. What is wrong stays
 wrong."""
+REPEATED = 0.95  # probability of repeating the rest of a response above which nothing is left to decide
+FORM = 0.05  # share of its task that a wrong answer solves at most by its form alone
 SURE = 0.02  # nats that a token counts as a decision if the policy was sure of it: -log 0.98
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated rollout leaves: with less it can only lose."""
@@ -52,7 +53,7 @@ class States(NamedTuple):
             return Provenance.CANONICAL
         if verdict.correct:
             return Provenance.OWN_SUCCESSFUL
-        part = self.checked or verdict.success > HOPELESS
+        part = self.checked or verdict.success > FORM
         return Provenance.OWN_PARTIAL if part else Provenance.OWN_FAILED
 
 
@@ -107,7 +108,7 @@ def _logprobs(rollout: Rollout) -> FloatArray:
 
 def undecided(rollout: Rollout, lengths: IntArray) -> IntArray:
     """The lengths of those states from which the policy may well go on in another way than it did. It repeats the rest
-    of its response with the probability of its tokens; where that is above `CERTAIN` all continuations end as this one
+    of its response with the probability of its tokens; where that is above `REPEATED` all continuations end as this one
     did, in success or in failure, so a group of them teaches nothing.
 
     >>> from core.records import EMPTY, Finish, Start
@@ -118,7 +119,7 @@ def undecided(rollout: Rollout, lengths: IntArray) -> IntArray:
     [1]
     """
     rest = np.cumsum(_logprobs(rollout)[::-1], dtype=np.float64)[::-1]  # [C] log probability from each token on
-    return lengths[rest[lengths - rollout.start.prefix_ids.size] <= math.log(CERTAIN)]
+    return lengths[rest[lengths - rollout.start.prefix_ids.size] <= math.log(REPEATED)]
 
 
 def before_error(rollout: Rollout, lengths: IntArray, is_wrong: IsWrong) -> IntArray:

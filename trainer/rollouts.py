@@ -61,12 +61,12 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
 def by_information(rollouts: Sequence[Rollout], algorithm: Algorithm) -> tuple[list[Rollout], list[Rollout]]:
     """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in
     order."""
-    from learner.shaping import whole_reward
+    from learner.shaping import in_loss, whole_reward
 
     config = algorithm.config
     rewards: dict[str, set[float]] = {rollout.start.id: set() for rollout in rollouts}
     for rollout in rollouts:
-        if not (config.overlong == "mask" and rollout.finish.truncated):
+        if in_loss(rollout, config):
             rewards[rollout.start.id].add(whole_reward(rollout, config, algorithm.longest))
     split: tuple[list[Rollout], list[Rollout]] = ([], [])
     for rollout in rollouts:
