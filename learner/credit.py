@@ -117,11 +117,11 @@ def _components(
 
     every = np.concatenate([kept, nobody])  # an imitated answer is in the language-model loss alone
     how: Aggregation = "token-mean" if config.aggregation == "constant" else config.aggregation
-    in_loss = kl_coefficient if config.kl_placement == "loss" else 0.0
+    of_kl = learns * kl_coefficient if config.kl_placement == "loss" else 0.0
     return Components(
         rl=_component(learns, importance, np.concatenate([compared, nobody]), config.aggregation),
         ce=_component(learns * bool(repeated.any()), np.repeat(repeated, counts), every | (repeated > 0), "token-mean"),
-        kl=_component(learns * in_loss, importance, every, how),
+        kl=_component(of_kl, importance, every, how),
         entropy=_component(learns * config.entropy_coefficient, ones, every, how),
         value=_component(algorithm.value_coefficient, ones, every, how),
     )
@@ -171,12 +171,12 @@ def _advantages(
     return torch.where(mask, advantages, 0.0), varied.numpy()
 
 
-def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
+def _rewards_vary(totals: Tensor, kept: Tensor, sources: Tensor) -> Tensor:
     """[B] whether a row is of a source whose rewards [B] differ. Where they do not, advantages are the critic's errors
     and a KL from the reward alone; whitened, they would make a full step without any reward."""
-    varied = torch.zeros_like(in_loss)
+    varied = torch.zeros_like(kept)
     for source in torch.unique(sources):
-        members = (sources == source) & in_loss
+        members = (sources == source) & kept
         varied[members] = bool(members.any()) and bool((totals[members] != totals[members][0]).any())
     return varied
 
