@@ -102,7 +102,7 @@ class Start:
     def from_root(self) -> bool:
         """Whether the rollout begins right after the prompt: not behind a state of the replay store or a prefix of
         another source."""
-        return self.prefix_ids.size == 0
+        return self.state_key is None and self.prefix_ids.size == 0
 
     @property
     def replayed(self) -> bool:

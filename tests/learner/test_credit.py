@@ -43,7 +43,7 @@ def assert_same(left: Batch, right: Batch) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@given(st.integers(0, 1000), st.sampled_from(["global", "none"]))  # `separate` tells them apart
+@given(st.integers(0, 1000), st.sampled_from(["global", "separate", "none"]))
 def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) -> None:
     config = AlgorithmConfig.model_validate({"normalise": normalise})
     scored = scored_from(make_judged(seed))
