@@ -184,7 +184,7 @@ def _rewards_vary(totals: Tensor, kept: Tensor, sources: Tensor) -> Tensor:
 def _flat(scored: Sequence[Rollout], column: Callable[[Rollout], FloatArray | IntArray]) -> Tensor:
     """[N] float32: a column [C] of every rollout, of the tokens that the policy generated."""
     masks = [s.mask for s in scored]
-    found = np.concatenate(
+    flat = np.concatenate(
         [column(s) if mask is None else column(s)[mask] for s, mask in zip(scored, masks, strict=True)]
     )
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(flat.astype(np.float32))

@@ -54,12 +54,12 @@ class Estimator:
 
 def find_estimator(name: str) -> Estimator:
     """The estimator of `algorithm.estimator`; a plain function counts as one that needs values. Raises ConfigError."""
-    found = find("algorithm.estimator", name)
-    if isinstance(found, Estimator):
-        return found
-    if not callable(found):
-        raise ConfigError(f"algorithm.estimator {name!r}: {type(found).__name__} cannot be called; name a function")
-    return Estimator(found, needs_values=True)
+    estimator = find("algorithm.estimator", name)
+    if isinstance(estimator, Estimator):
+        return estimator
+    if not callable(estimator):
+        raise ConfigError(f"algorithm.estimator {name!r}: {type(estimator).__name__} cannot be called; name a function")
+    return Estimator(estimator, needs_values=True)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:

@@ -125,8 +125,8 @@ class LearnerGroup:
 
     def values(self, rollouts: Sequence[Rollout]) -> list[FloatArray]:
         """Only the values of `score` [C], for rollouts that are not trained on."""
-        found = self._per_token(RankWorker.values, [row_of(rollout) for rollout in rollouts])
-        return [over_continuation(own, rollout) for own, rollout in zip(found, rollouts, strict=True)]
+        values = self._per_token(RankWorker.values, [row_of(rollout) for rollout in rollouts])
+        return [over_continuation(own, rollout) for own, rollout in zip(values, rollouts, strict=True)]
 
     def update(self, batch: Batch) -> UpdateStats:
         """Train on a batch of rollouts that were scored with the current weights: `epochs` passes of `minibatches`

@@ -58,9 +58,9 @@ def check_policy_loss(name: str, clip_low: float, clip_high: float, dual_clip: f
         raise ConfigError(f"{prefix}: the loss or its gradient is NaN or Inf; return finite numbers")
 
 
-def _check_tensor(prefix: str, what: str, found: object, like: Tensor) -> None:
+def _check_tensor(prefix: str, what: str, result: object, like: Tensor) -> None:
     wanted = f"return a tensor of shape {list(like.shape)}"
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"{prefix}: {what} is {type(found).__name__}; {wanted}")
-    if found.shape != like.shape:
-        raise ConfigError(f"{prefix}: {what} has the shape {list(found.shape)}; {wanted}")
+    if not isinstance(result, Tensor):
+        raise ConfigError(f"{prefix}: {what} is {type(result).__name__}; {wanted}")
+    if result.shape != like.shape:
+        raise ConfigError(f"{prefix}: {what} has the shape {list(result.shape)}; {wanted}")

@@ -64,10 +64,10 @@ PolicyLoss = Callable[[PolicyTokens], tuple[Tensor, Tensor]]
 @cache
 def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of `algorithm.policy_loss`. Raises ConfigError."""
-    found: PolicyLoss = find("algorithm.policy_loss", name)
-    if not callable(found):
-        raise ConfigError(f"algorithm.policy_loss {name!r}: {type(found).__name__} cannot be called; name a function")
-    return found
+    loss: PolicyLoss = find("algorithm.policy_loss", name)
+    if not callable(loss):
+        raise ConfigError(f"algorithm.policy_loss {name!r}: {type(loss).__name__} cannot be called; name a function")
+    return loss
 
 
 def policy_objective(

@@ -180,10 +180,10 @@ class Replay(StartSource):
         """See `StartSource`."""
         stats = self._store.stats()
         names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
-        found = {f"store_{name}": getattr(stats, name) for name in names}
-        found |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
-        found["store_memory"] = stats.resident_bytes / 2**30
-        return found | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(self._coverage.root_suffers)}
+        numbers = {f"store_{name}": getattr(stats, name) for name in names}
+        numbers |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
+        numbers["store_memory"] = stats.resident_bytes / 2**30
+        return numbers | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(self._coverage.root_suffers)}
 
     def close(self) -> None:
         """Stop the shards."""

@@ -123,7 +123,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
-        found, notes = chosen(config, task, info, training)
+        chosen_config, notes = chosen(config, task, info, training)
         print(*(note.text for note in notes if training or note.audience == "everyone"), sep="\n", flush=True)
         canonical = config.replay.ratio > 0 and config.replay.canonical
         if canonical and all(problem.solution_ids is None for problem in task.train):
@@ -131,7 +131,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
                 "replay.canonical is true, but no training problem has a canonical solution within "
                 "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
             )
-        yield ModelAndTask(model, task, found)
+        yield ModelAndTask(model, task, chosen_config)
 
 
 def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -> tuple[ResolvedConfig, list[Note]]:
@@ -141,19 +141,19 @@ def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -
 
     machine = this_machine()
     device = expected_device(config.cluster)
-    found, notes = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
-    check_context(found, info.context)
-    check_judging_model(found)
+    chosen_config, notes = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
+    check_context(chosen_config, info.context)
+    check_judging_model(chosen_config)
     memory = (config.cluster.gpu_memory or machine.gpu_memory) if device == "cuda" else 0.0
-    found = planned_gpus(config, found, info, critic(found), memory, training)
-    if not joins(found.cluster):
-        check_machine(found, machine, device)
+    chosen_config = planned_gpus(config, chosen_config, info, critic(chosen_config), memory, training)
+    if not joins(chosen_config.cluster):
+        check_machine(chosen_config, machine, device)
         if training and device == "cpu":
-            check_memory(found, info, critic(found), machine.memory)
-    of_data = map(Note, [describe_data(task), *prompt_warnings(found.task, task.first_prompt)])
-    estimate = Note(iteration_estimate(found, info, device, critic(found)), "training")
-    plan = [Note(describe_gpus(found, info, critic(found), memory), "training")] if memory else []
-    return found, [*of_data, *notes, *warnings_of(found, task.left_out), estimate, *plan]
+            check_memory(chosen_config, info, critic(chosen_config), machine.memory)
+    of_data = map(Note, [describe_data(task), *prompt_warnings(chosen_config.task, task.first_prompt)])
+    estimate = Note(iteration_estimate(chosen_config, info, device, critic(chosen_config)), "training")
+    plan = [Note(describe_gpus(chosen_config, info, critic(chosen_config), memory), "training")] if memory else []
+    return chosen_config, [*of_data, *notes, *warnings_of(chosen_config, task.left_out), estimate, *plan]
 
 
 def connected(
@@ -261,10 +261,10 @@ def _sources(
 def own_source(path: str) -> Callable[[Mapping[str, Problem], Tokenizer], StartSource]:
     """A user's start source of `rollout.sources`; it is made with the training problems by id and the tokenizer. Raises
     ConfigError."""
-    found = imported("rollout.sources", path)
-    if not (isinstance(found, type) and issubclass(found, StartSource)):
+    source_class = imported("rollout.sources", path)
+    if not (isinstance(source_class, type) and issubclass(source_class, StartSource)):
         raise ConfigError(f"rollout.sources {path!r}: name a subclass of core.parts.sources.StartSource")
-    made: Callable[[Mapping[str, Problem], Tokenizer], StartSource] = found
+    made: Callable[[Mapping[str, Problem], Tokenizer], StartSource] = source_class
     return made
 
 

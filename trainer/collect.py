@@ -150,7 +150,7 @@ def _of_update(stats: UpdateStats) -> dict[str, float]:
 
 def _of_memory(report: Report) -> dict[str, float]:
     engine, learner = report.broadcast.engine, report.broadcast.learner
-    found = {
+    sizes = {
         "driver_memory": peak_memory().resident,
         "judge_memory": sum(child.peak_memory for child in list(STARTED)),
         "engine_memory": engine.resident,
@@ -158,7 +158,7 @@ def _of_memory(report: Report) -> dict[str, float]:
         "engine_gpu_memory": engine.gpu,
         "learner_gpu_memory": learner.gpu,
     }
-    return {name: size / 2**30 for name, size in found.items() if size}
+    return {name: size / 2**30 for name, size in sizes.items() if size}
 
 
 def _of_flow(run: Run, report: Report, seconds: PhaseSeconds, busy_before: float) -> dict[str, float]:

@@ -25,13 +25,13 @@ def judged(run: Run, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]
         raise ActorError(
             f"no start of iteration {at.iteration} gave a rollout: see log.txt and quarantine/ in the run directory"
         )
-    found = run.task.judge(rollouts)
-    if all(rollout.verdict.judge_failed for rollout in found):
+    with_verdicts = run.task.judge(rollouts)
+    if all(rollout.verdict.judge_failed for rollout in with_verdicts):
         raise ActorError(
-            f"none of the {len(found)} responses of iteration {at.iteration} has a verdict; the first: "
-            f"{found[0].verdict.detail}"
+            f"none of the {len(with_verdicts)} responses of iteration {at.iteration} has a verdict; the first: "
+            f"{with_verdicts[0].verdict.detail}"
         )
-    return found
+    return with_verdicts
 
 
 def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseClock) -> list[Rollout]:
@@ -50,8 +50,8 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
         if lacking <= 0:
             break
         more = clock.timed("replay", run.sources.propose, lacking, replace(at, round=number))
-        found = clock.timed("generate", run.engines.generate, more)
-        informative, rest = by_information(clock.timed("reward", run.task.judge, found), run.algorithm)
+        more_rollouts = clock.timed("generate", run.engines.generate, more)
+        informative, rest = by_information(clock.timed("reward", run.task.judge, more_rollouts), run.algorithm)
         kept, others = kept + informative, others + rest
     whole = kept + others
     trained = set(list(dict.fromkeys(rollout.start.id for rollout in whole))[:starts])

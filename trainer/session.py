@@ -49,13 +49,13 @@ class Schedule:
     evaluation: EvaluationPlan
     learner_restarts: int = 3  # at most
 
-    def evaluates(self, number: int) -> bool:
-        """Whether iteration `number` ends with an evaluation."""
-        return number == self.iterations or bool(self.evaluate_every and number % self.evaluate_every == 0)
+    def evaluates(self, iteration: int) -> bool:
+        """Whether an iteration ends with an evaluation."""
+        return iteration == self.iterations or bool(self.evaluate_every and iteration % self.evaluate_every == 0)
 
-    def saves(self, number: int) -> bool:
-        """Whether iteration `number` ends with a checkpoint."""
-        return number == self.iterations or number % self.checkpoint_every == 0
+    def saves(self, iteration: int) -> bool:
+        """Whether an iteration ends with a checkpoint."""
+        return iteration == self.iterations or iteration % self.checkpoint_every == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ class Training:
         last = self.session.schedule.iterations
         try:
             self._catch_up()
-            for number in range(self.progress.iteration + 1, last + 1):
-                self._iteration(number, PhaseClock(self.outputs.phase))
-                if number < last:
+            for iteration in range(self.progress.iteration + 1, last + 1):
+                self._iteration(iteration, PhaseClock(self.outputs.phase))
+                if iteration < last:
                     self.stop.check()
         except KeyboardInterrupt:
             if self.progress.iteration:
@@ -168,27 +168,29 @@ class Training:
 
     def _catch_up(self) -> None:
         """The evaluation before the training, or that of the last complete iteration if it was interrupted."""
-        number, directory = self.progress.iteration, self.session.directory
-        if number and not (self.session.schedule.evaluates(number) and lacks_evaluation(directory.evaluations, number)):
+        iteration, directory = self.progress.iteration, self.session.directory
+        if iteration and not (
+            self.session.schedule.evaluates(iteration) and lacks_evaluation(directory.evaluations, iteration)
+        ):
             return
         with self.stop.interruptible():
-            found = self._evaluate(number, PhaseClock(self.outputs.phase))
-        if number:
-            checkpoint.name_best(directory, number, found.success)
-        when = f"after iteration {number}" if number else "before training"
-        self.outputs.note(f"{when}: {describe_evaluation(found)}")
-        self._note_sets(found)
+            evaluation = self._evaluate(iteration, PhaseClock(self.outputs.phase))
+        if iteration:
+            checkpoint.name_best(directory, iteration, evaluation.success)
+        when = f"after iteration {iteration}" if iteration else "before training"
+        self.outputs.note(f"{when}: {describe_evaluation(evaluation)}")
+        self._note_sets(evaluation)
 
-    def _iteration(self, number: int, clock: PhaseClock) -> None:
+    def _iteration(self, iteration: int, clock: PhaseClock) -> None:
         """One iteration, its evaluation, its report and its checkpoint. Raises ActorError or WeightError when engines
         failed: before the update, after the iteration before it is saved; else after this one is."""
         run, schedule = self.session.run, self.session.schedule
         busy = run.pool.queues().busy
         try:
-            report = iterate(run, run.at(number), clock, self.stop)
+            report = iterate(run, run.at(iteration), clock, self.stop)
         except (ActorError, WeightError):  # the update has not begun
             if self.progress.iteration:
-                self._save(f"stopped in iteration {number}; ")
+                self._save(f"stopped in iteration {iteration}; ")
             raise
         evaluation, failure = self._evaluated(report, clock)
         metrics = collect_metrics(
@@ -199,17 +201,17 @@ class Training:
             busy_before=busy,
             evaluation=evaluation,
         )
-        write_samples(self.session.directory, number, report.trained, run.task.decode, run.problems)
+        write_samples(self.session.directory, iteration, report.trained, run.task.decode, run.problems)
         for sink in self.outputs.sinks:
             sink.write(metrics)
         if evaluation is not None:
             self._note_sets(evaluation)
         self._note_first_failure(report)
-        self.progress = RunProgress(number, metrics.total_tokens, run.engines.save())
+        self.progress = RunProgress(iteration, metrics.total_tokens, run.engines.save())
         success = None if evaluation is None else evaluation.success
         best = success is not None and checkpoint.is_best(self.session.directory, success)
-        if schedule.saves(number) or best or failure:
-            self._save(f"stopped after iteration {number}; " if failure else "", success)
+        if schedule.saves(iteration) or best or failure:
+            self._save(f"stopped after iteration {iteration}; " if failure else "", success)
         if failure:
             raise failure
 
@@ -229,14 +231,14 @@ class Training:
             self.evaluated = False
             return None, None
 
-    def _evaluate(self, number: int, clock: PhaseClock) -> Evaluation:
-        """The evaluation after iteration `number` (0: before training), recorded in evaluations.jsonl and
+    def _evaluate(self, iteration: int, clock: PhaseClock) -> Evaluation:
+        """The evaluation after an iteration (0: before training), recorded in evaluations.jsonl and
         evaluations/."""
         run, directory = self.session.run, self.session.directory
         result = clock.timed("evaluate", evaluate_policy, run.pool, run.task, self.session.schedule.evaluation)
-        append_evaluation(directory.evaluations, number, result)
-        rows = list(response_rows(result, run.task, f"iteration {number}"))
-        write_responses(directory.responses / f"{number:06d}.jsonl", rows)
+        append_evaluation(directory.evaluations, iteration, result)
+        rows = list(response_rows(result, run.task, f"iteration {iteration}"))
+        write_responses(directory.responses / f"{iteration:06d}.jsonl", rows)
         return result
 
     def _note_sets(self, evaluation: Evaluation) -> None:

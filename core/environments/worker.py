@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -139,18 +140,18 @@ def main() -> None:
     ready = {"ends": str(getattr(make, "ends", ""))}
     sink.write(f"ready {json.dumps(ready)}\n".encode())
 
-    def _say(number: int, answer: dict[str, Any]) -> None:
+    def _say(episode_id: int, answer: dict[str, Any]) -> None:
         with writing:
-            sink.write(json.dumps([number, answer]).encode() + b"\n")
+            sink.write(json.dumps([episode_id, answer]).encode() + b"\n")
 
     episodes: dict[int, Episode] = {}
     for line in source:
-        number, method, argument = json.loads(line)
-        if number not in episodes:
-            episodes[number] = Episode(lambda: make(**options), lambda answer, number=number: _say(number, answer))  # type: ignore[misc]
-        episodes[number].requests.put((method, argument))
+        episode_id, method, argument = json.loads(line)
+        if episode_id not in episodes:
+            episodes[episode_id] = Episode(partial(make, **options), partial(_say, episode_id))
+        episodes[episode_id].requests.put((method, argument))
         if method == "close":
-            del episodes[number]
+            del episodes[episode_id]
     os._exit(0)  # threads may hang
 
 

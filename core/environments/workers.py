@@ -81,25 +81,25 @@ class Workers:
             raise
 
     def __len__(self) -> int:
-        return sum(not one.closing for one in self._open.values())
+        return sum(not episode.closing for episode in self._open.values())
 
     def open(self, world: World, snapshot: str = "") -> int:
-        """Begin an episode, from a snapshot if one is given. Returns its number; the answer tells of `reset`."""
-        counts = Counter(one.worker for one in self._open.values())
-        number, self._next = self._next, self._next + 1
-        self._open[number] = _Open(min(range(len(self._processes)), key=counts.__getitem__), time.monotonic())
+        """Begin an episode, from a snapshot if one is given. Returns its id; the answer tells of `reset`."""
+        counts = Counter(episode.worker for episode in self._open.values())
+        episode_id, self._next = self._next, self._next + 1
+        self._open[episode_id] = _Open(min(range(len(self._processes)), key=counts.__getitem__), time.monotonic())
         begin = ("restore", snapshot) if snapshot else ("reset", [world.id, world.prompt, world.reference])
-        self._ask(number, begin)
-        return number
+        self._ask(episode_id, begin)
+        return episode_id
 
-    def step(self, number: int, action: str) -> None:
+    def step(self, episode_id: int, action: str) -> None:
         """Send an action to an open episode."""
-        self._ask(number, ("step", action))
+        self._ask(episode_id, ("step", action))
 
-    def end(self, number: int) -> None:
+    def end(self, episode_id: int) -> None:
         """Close an episode; it gives no more answers."""
-        if number in self._open and not self._open[number].closing:
-            self._ask(number, ("close", None))
+        if episode_id in self._open and not self._open[episode_id].closing:
+            self._ask(episode_id, ("close", None))
 
     def poll(self, seconds: float) -> list[tuple[int, Answer]]:
         """Answers (episode, answer) that have come; waits up to `seconds` for the first. An episode whose answer is an
@@ -107,7 +107,7 @@ class Workers:
         end = time.monotonic() + seconds
         while True:
             now = time.monotonic()
-            until = min([end, *(one.deadline for one in self._open.values() if one.waits)])
+            until = min([end, *(episode.deadline for episode in self._open.values() if episode.waits)])
             for index in self._readable(max(0.0, until - now)):
                 self._read(index)
             self._give_up_late()
@@ -132,14 +132,14 @@ class Workers:
     def _read(self, index: int) -> None:
         """Take all complete lines of a process."""
         process = self._processes[index]
-        mine = {number: one for number, one in self._open.items() if one.worker == index}
+        mine = {episode_id: episode for episode_id, episode in self._open.items() if episode.worker == index}
         try:
             if not process.serves:
                 process.begin(SEND_SECONDS)
-                for number, one in mine.items():
-                    one.deadline = self._deadline(one)
-                    for request in one.requests:
-                        self._send(number, request)
+                for episode_id, episode in mine.items():
+                    episode.deadline = self._deadline(episode)
+                    for request in episode.requests:
+                        self._send(episode_id, request)
             while True:
                 self._accept(*json.loads(process.line(0.0)))
         except ConfigError as error:
@@ -147,42 +147,44 @@ class Workers:
         except TimeoutError:
             return
         except EOFError:
-            left = [number for number in mine if number in self._open]
-            unanswered = [number for number in left if len(mine[number].answers) < len(mine[number].requests)]
+            left = [episode_id for episode_id in mine if episode_id in self._open]
+            unanswered = [
+                episode_id for episode_id in left if len(mine[episode_id].answers) < len(mine[episode_id].requests)
+            ]
             self._replace(index, unanswered or left, _why(process.ending()))
 
-    def _accept(self, number: int, told: dict[str, Any]) -> None:
-        one = self._open.get(number)
-        if one is None:
+    def _accept(self, episode_id: int, reply: dict[str, Any]) -> None:
+        episode = self._open.get(episode_id)
+        if episode is None:
             return
-        said = json.dumps([told.get(name) for name in ("messages", "reward", "done")])
-        method, one.answered = one.requests[one.answered][0], one.answered + 1
-        one.deadline = self._deadline(one)
-        answer = Answer(**told) if "error" not in told else Answer([], error=told["error"])
+        said = json.dumps([reply.get(name) for name in ("messages", "reward", "done")])
+        method, episode.answered = episode.requests[episode.answered][0], episode.answered + 1
+        episode.deadline = self._deadline(episode)
+        answer = Answer(**reply) if "error" not in reply else Answer([], error=reply["error"])
         if method == "close":
-            del self._open[number]
-        elif one.closing:
+            del self._open[episode_id]
+        elif episode.closing:
             pass  # it is over already
         elif answer.error:
-            self._give_up(number, answer.error)
-        elif one.answered > len(one.answers):
-            one.answers.append(said)
-            self._found.append((number, answer))
-        elif one.answers[one.answered - 1] != said:
-            self._give_up(number, "its environment was repeated in another process and answered differently")
+            self._give_up(episode_id, answer.error)
+        elif episode.answered > len(episode.answers):
+            episode.answers.append(said)
+            self._found.append((episode_id, answer))
+        elif episode.answers[episode.answered - 1] != said:
+            self._give_up(episode_id, "its environment was repeated in another process and answered differently")
 
-    def _give_up(self, number: int, reason: str) -> None:
+    def _give_up(self, episode_id: int, reason: str) -> None:
         """Report an episode as lost, and close it: its process goes on."""
-        self._found.append((number, Answer([], error=reason)))
-        self._ask(number, ("close", None))
+        self._found.append((episode_id, Answer([], error=reason)))
+        self._ask(episode_id, ("close", None))
 
     def _give_up_late(self) -> None:
         """Replace the processes whose environments are over their time."""
         now = time.monotonic()
         late: dict[int, list[int]] = {}  # by process
-        for number, one in self._open.items():
-            if one.waits and one.deadline <= now:
-                late.setdefault(one.worker, []).append(number)
+        for episode_id, episode in self._open.items():
+            if episode.waits and episode.deadline <= now:
+                late.setdefault(episode.worker, []).append(episode_id)
         for index, mine in sorted(late.items()):
             first = self._open[mine[0]]
             method = first.requests[first.answered][0]
@@ -194,36 +196,38 @@ class Workers:
         self._processes[index].kill()
         self._processes[index] = _Process(self._config)
         self.replaced += 1
-        for number, one in list(self._open.items()):
-            if one.worker != index:
+        for episode_id, episode in list(self._open.items()):
+            if episode.worker != index:
                 continue
-            if number not in lost and not one.closing:
-                one.answered, one.deadline = 0, self._deadline(one)  # its requests are sent once the process serves
+            if episode_id not in lost and not episode.closing:
+                episode.answered = 0  # its requests are sent once the process serves
+                episode.deadline = self._deadline(episode)
                 continue
-            if not one.closing:
-                self._found = [each for each in self._found if each[0] != number]  # it is over, whatever it has said
-                self._found.append((number, Answer([], error=reason)))
-            del self._open[number]
+            if not episode.closing:
+                # it is over, whatever it has said
+                self._found = [answer for answer in self._found if answer[0] != episode_id]
+                self._found.append((episode_id, Answer([], error=reason)))
+            del self._open[episode_id]
 
-    def _ask(self, number: int, request: tuple[str, Any]) -> None:
-        one = self._open[number]
-        one.requests.append(request)
-        if one.answered == len(one.requests) - 1:
-            one.deadline = self._deadline(one)
-        if self._processes[one.worker].serves:
-            self._send(number, request)
+    def _ask(self, episode_id: int, request: tuple[str, Any]) -> None:
+        episode = self._open[episode_id]
+        episode.requests.append(request)
+        if episode.answered == len(episode.requests) - 1:
+            episode.deadline = self._deadline(episode)
+        if self._processes[episode.worker].serves:
+            self._send(episode_id, request)
 
-    def _deadline(self, one: _Open) -> float:
-        process = self._processes[one.worker]
+    def _deadline(self, episode: _Open) -> float:
+        process = self._processes[episode.worker]
         if not process.serves:
             return process.started + START_SECONDS
         limit = time.monotonic() + STEP_SECONDS
-        return limit if one.closing else min(limit, one.begun + EPISODE_SECONDS)
+        return limit if episode.closing else min(limit, episode.begun + EPISODE_SECONDS)
 
-    def _send(self, number: int, request: tuple[str, Any]) -> None:
-        process = self._processes[self._open[number].worker]
+    def _send(self, episode_id: int, request: tuple[str, Any]) -> None:
+        process = self._processes[self._open[episode_id].worker]
         try:
-            process.send(json.dumps([number, *request]).encode() + b"\n", time.monotonic() + SEND_SECONDS)
+            process.send(json.dumps([episode_id, *request]).encode() + b"\n", time.monotonic() + SEND_SECONDS)
         except TimeoutError:
             process.stop()  # `poll` finds its end
         except EOFError:

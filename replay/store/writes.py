@@ -38,43 +38,43 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
 
 
-def pack_states(found: Sequence[States], version: int, vocabulary: int) -> bytes:
+def pack_states(batch: Sequence[States], version: int, vocabulary: int) -> bytes:
     """One row per rollout, with its tokens up to its last state. `version`: weight version of the values. StoreError
     names the problem and the bad state."""
-    responses = [states.rollout.response_ids for states in found]
-    counts = np.array([len(states.lengths) for states in found], np.int64)
-    lengths = _joined([states.lengths for states in found], np.int32)
-    values = _joined([states.values for states in found], np.float32)
-    left = _joined([states.left for states in found], np.float32)
+    responses = [states.rollout.response_ids for states in batch]
+    counts = np.array([len(states.lengths) for states in batch], np.int64)
+    lengths = _joined([states.lengths for states in batch], np.int32)
+    values = _joined([states.values for states in batch], np.float32)
+    left = _joined([states.left for states in batch], np.float32)
     sizes = np.array([len(response) for response in responses], np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
     for at in np.flatnonzero((lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values))[:1]:
         raise StoreError(
-            f"problem '{found[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]};"
+            f"problem '{batch[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]};"
             f" lengths must increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
         )
     parts = [
         response[: states.lengths[-1] if len(states.lengths) else 0]
-        for response, states in zip(responses, found, strict=True)
+        for response, states in zip(responses, batch, strict=True)
     ]
     tokens = _joined(parts, np.int32)
     ends, states = np.cumsum([0, *map(len, parts)]), np.cumsum([0, *counts])
     for at in np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[:1]:  # a smaller type would change it
-        name = found[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
+        name = batch[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
         raise StoreError(f"problem '{name}': token {tokens[at]} is outside the vocabulary of {vocabulary}")
     columns = {
-        "problem": pa.array([states.problem_id for states in found], pa.string()),
+        "problem": pa.array([states.problem_id for states in batch], pa.string()),
         "size": pa.array(sizes),
         "tokens": pa.LargeListArray.from_arrays(ends, pa.array(tokens.astype(token_type(vocabulary)))),
         "lengths": pa.LargeListArray.from_arrays(states, pa.array(lengths)),
         "values": pa.LargeListArray.from_arrays(states, pa.array(values)),
         "left": pa.LargeListArray.from_arrays(states, pa.array(left)),
-        "provenance": pa.array([int(states.provenance) for states in found], pa.uint8()),
-        "reward": pa.array([states.rollout.reward for states in found], pa.float32()),
-        "success": pa.array([states.rollout.verdict.success for states in found], pa.float32()),
-        "version": pa.array([version] * len(found), pa.int32()),
-        "parent": pa.array([_parent(states.rollout.start) for states in found], pa.uint64()),
+        "provenance": pa.array([int(states.provenance) for states in batch], pa.uint8()),
+        "reward": pa.array([states.rollout.reward for states in batch], pa.float32()),
+        "success": pa.array([states.rollout.verdict.success for states in batch], pa.float32()),
+        "version": pa.array([version] * len(batch), pa.int32()),
+        "parent": pa.array([_parent(states.rollout.start) for states in batch], pa.uint64()),
     }
     return _stream(pa.RecordBatch.from_pydict(columns), ADD)
 

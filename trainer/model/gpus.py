@@ -19,22 +19,22 @@ Plan = Mapping[str, Mapping[str, float]]
 
 
 def planned_gpus(
-    asked: Config, found: ResolvedConfig, info: ModelInfo, critic: str, memory: float, training: bool = True
+    asked: Config, config: ResolvedConfig, info: ModelInfo, critic: str, memory: float, training: bool = True
 ) -> ResolvedConfig:
     """The configuration for GPUs of `memory` GiB (0: not known, then unchanged). An engine's `auto` share is what
     the learner leaves. Raises ConfigError when the run does not fit; without `training` when its engines do not.
     `critic`: separate, shared or none."""
     if not memory:
-        return found
-    if asked.rollout.gpu_memory_share is None and colocated(found, "cuda"):
-        kept = CONTEXT_GIB + sum(_learner(found, info, critic).values())
-        if not found.rollout.sleep:
-            kept += max(rank_memory(found, info, critic)["activations"], _copy(found, info))
+        return config
+    if asked.rollout.gpu_memory_share is None and colocated(config, "cuda"):
+        kept = CONTEXT_GIB + sum(_learner(config, info, critic).values())
+        if not config.rollout.sleep:
+            kept += max(rank_memory(config, info, critic)["activations"], _copy(config, info))
         share = math.floor(100 * (1.0 - SPARE - kept / memory)) / 100
-        rollout = found.rollout.model_copy(update={"gpu_memory_share": min(SHARE_ALONE, max(0.01, share))})
-        found = found.model_copy(update={"rollout": rollout})
-    check_gpus(found, info, critic, memory, training)
-    return found
+        rollout = config.rollout.model_copy(update={"gpu_memory_share": min(SHARE_ALONE, max(0.01, share))})
+        config = config.model_copy(update={"rollout": rollout})
+    check_gpus(config, info, critic, memory, training)
+    return config
 
 
 def gpu_plan(config: ResolvedConfig, info: ModelInfo, critic: str, memory: float) -> Plan:
