@@ -15,7 +15,7 @@ from core.run_directory import read_jsonl
 from core.seeds import generator
 
 HALF = 0.5  # held-out success to which tokens are counted
-COMPARED = {"imitation": "ppo", "replay": "ppo", "value": "ppo", "both": "imitation"}
+COMPARED = {"imitation": "ppo", "replay": "ppo", "both": "imitation"}
 """What the tokens of an arm are divided by."""
 MEASURES = {
     "before": lambda one: float(one["evaluations"][0]["pass@1"]),
