@@ -1,7 +1,6 @@
 """Figures agree: what the README and the pages quote equals docs/figures.yaml and bench/results."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.learning.page import mean, ratio_text, read_settings, tokens_to_half
+from bench.learning.page import mean, read_settings
 from bench.real.page import IDLE, seconds
 from bench.real.plan import ARMS
 from bench.report import RESULTS
 from bench.runs import Arms, Result, arms_of
-from bench.statistics import difference, text_of, with_interval
+from bench.statistics import difference, with_interval
 from core.run_directory import read_jsonl
 
 ROOT = Path(__file__).parents[1]
@@ -42,12 +41,10 @@ def real(part: str) -> Arms:
 
 
 def of_learning(setting: str, column: str) -> str:
-    """What a cell says of a setting of bench.learning. `column`: a measure and an arm, or a ratio, `0.5 ARM/ARM`."""
-    measure, _, arm = column.rpartition(" ")
-    if measure == "0.5":
-        one, other = arm.split("/")
-        return ratio_text(tokens_to_half(learning()[setting], one, other), other)
-    return text_of(mean([*learning()[setting][arm].values()], measure), 100 if measure == "before" else 1)
+    """What a cell says of a setting of bench.learning, in per cent. `column`: a measure and an arm, perhaps `- ARM`."""
+    first, _, other = column.partition(" - ")
+    measure, _, arm = first.rpartition(" ")
+    return with_interval(mean(learning()[setting], measure, arm, other), 100)
 
 
 def of_real(part: str, measure: str, column: str) -> str:
@@ -114,16 +111,9 @@ def test_every_figure_of_the_list_is_quoted() -> None:
 
 
 def least_and_greatest(figure: Mapping[str, Any]) -> list[float]:
-    """The values of a figure's checks, or of its ratio over the settings where both arms get there."""
-    if "benchmark" in figure:
-        checks = json.loads((RESULTS / f"{figure['benchmark']}.json").read_text("utf-8"))["checks"]
-        return [one["value"] * figure.get("factor", 1) for one in checks if one["name"].endswith(figure["check"])]
-    found = [
-        tokens_to_half(arms, figure["tokens"], figure["to"])
-        for setting, arms in learning().items()
-        if setting.split()[1] in figure["hardness"]
-    ]
-    return [one.value for one in found if one and 0 < one.value < math.inf]
+    """The values of a figure's checks."""
+    checks = json.loads((RESULTS / f"{figure['benchmark']}.json").read_text("utf-8"))["checks"]
+    return [one["value"] * figure.get("factor", 1) for one in checks if one["name"].endswith(figure["check"])]
 
 
 @pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if isinstance(figure, dict)])

@@ -2,21 +2,21 @@
 Invariant: no number without its interval over seeds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from bench.learning.plan import ARMS, SETTINGS
 from bench.report import RESULTS, Check, check, grid, write
-from bench.runs import Arms, Result, arms_of, curve, final
-from bench.statistics import Interval, area, cost_ratio, mean_over_seeds, text_of
+from bench.runs import Arms, arms_of, curve, final
+from bench.statistics import Difference, Interval, area, cost_ratio, difference, text_of, with_interval
 from core.run_directory import read_jsonl
 from core.seeds import generator
 
 HALF = 0.5  # held-out success to which tokens are counted
 COMPARED = {"imitation": "ppo", "replay": "ppo", "both": "imitation"}
-"""What the tokens of an arm are divided by."""
+"""What an arm is compared with."""
 MEASURES = {
     "before": lambda one: float(one["evaluations"][0]["pass@1"]),
     "area": lambda one: area(curve(one), one["budget"]),
@@ -32,9 +32,11 @@ def read_settings(table: Path) -> dict[str, Arms]:
     return {name: arms for name, arms in found.items() if arms}
 
 
-def mean(results: Sequence[Result], measure: str) -> Interval:
-    """A measure of one arm over its seeds."""
-    return mean_over_seeds([MEASURES[measure](one) for one in results], generator(0, "bench.learning"))
+def mean(arms: Arms, measure: str, arm: str, other: str = "") -> Difference:
+    """A measure of one arm over its seeds, or its paired difference from another arm on the seeds that both have."""
+    seeds = sorted(arms[arm].keys() & arms[other or arm].keys())
+    mine, theirs = ([MEASURES[measure](arms[name][seed]) for seed in seeds] for name in (arm, other or arm))
+    return difference(mine, theirs if other else None)
 
 
 def tokens_to_half(arms: Arms, arm: str, other: str) -> Interval | None:
@@ -63,12 +65,13 @@ def rows_of(setting: str, arms: Arms) -> list[list[str]]:
     """The rows of the table."""
     rows = []
     for arm, seeds in arms.items():
-        results = [*seeds.values()]
-        digits = {"before": 4, "area": 2, "at the end": 2, "seconds": 0}
-        cells = [text_of(mean(results, name), digits=digits[name]) for name in MEASURES]
-        other = COMPARED.get(arm)
-        ratio = ratio_text(tokens_to_half(arms, arm, other), other) if other else "-"
-        rows.append([SETTINGS[setting].title, arm, str(len(results)), *cells, ratio])
+        shares = [with_interval(mean(arms, name, arm), 100) for name in ("before", "area", "at the end")]
+        other, less, ratio = COMPARED.get(arm, ""), "-", "-"
+        if arms.get(other):
+            less = with_interval(mean(arms, "at the end", arm, other), 100)
+            ratio = ratio_text(tokens_to_half(arms, arm, other), other)
+        seconds = with_interval(mean(arms, "seconds", arm), digits=0)
+        rows.append([SETTINGS[setting].title, arm, str(len(seeds)), *shares, less, ratio, seconds])
     return rows
 
 
@@ -111,8 +114,12 @@ def write_page(table: Path, *, quick: bool) -> None:
     found = read_settings(table)
     plot = table.with_suffix(".png")
     draw(found, plot)
-    heading = ["setting", "arm", "seeds", "success before", "area under the curve", "success at the end"]
-    heading += ["seconds of training", f"tokens to {HALF} / those of PPO (`both`: of imitation)"]
+    heading = ["setting", "arm", "seeds", "success before, %", "area under the curve, %", "success at the end, %"]
+    heading += [
+        "less PPO's (`both`: imitation's), points",
+        f"tokens to {HALF} / those of the same",
+        "seconds of training",
+    ]
     commits = sorted({one["commit"] for arms in found.values() for seeds in arms.values() for one in seeds.values()})
     rows = [row for setting, arms in found.items() for row in rows_of(setting, arms)]
     shown = f"![curves]({plot.name})" if plot.parent == RESULTS else ""
@@ -125,5 +132,5 @@ HEAD = """# learning
 
 Do replay and imitation learn more than PPO? Models of 0.1 M parameters on three generated tasks
 ([plan](../learning/plan.py), [how to read it](../README.md#replay-and-imitation-on-generated-tasks)). Numbers are means
-over seeds with 95 % bootstrap intervals.
+over seeds with 95 % t intervals, of ratios with bootstrap intervals.
 """

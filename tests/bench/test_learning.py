@@ -35,7 +35,7 @@ def test_arms_differ_in_what_they_name() -> None:
 
 
 def test_every_arm_comes_before_the_next_seed() -> None:
-    runs = matrix(["rule medium", "rule hard"], ["ppo", "value"], [1, 2])
+    runs = matrix(["rule medium", "rule hard"], ["ppo", "both"], [1, 2])
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4
 
 
@@ -52,7 +52,8 @@ def test_the_page_by_hand(tmp_path: Path) -> None:
     found = page.read_settings(table)
     assert list(found) == ["rule hard"]
     arms = found["rule hard"]
-    assert page.mean([*arms["ppo"].values()], "area").value == pytest.approx((20 + 60) / 200)
+    assert page.mean(arms, "area", "ppo").mean == pytest.approx((20 + 60) / 200)
+    assert page.mean(arms, "at the end", "replay", "ppo").mean == pytest.approx(0.2 - 0.8)
     ratio = page.tokens_to_half(arms, "imitation", "ppo")
     assert ratio
     assert ratio.value == pytest.approx(0.5)
