@@ -35,6 +35,7 @@ def main(path: Path) -> None:
     config = with_starter(run, single_process(configuration(run, work, order["changes"])))
     with opened(run.name, config) as (parts, resolved, directory):
         found = train(parts, resolved, directory, Schedule(budget, POINTS, LAST_SAMPLES))
+    del found["iterations"]  # no page reads them, and all runs together have a megabyte
     append_line(Path(order["table"]), {"run": order["run"], **order["about"], **found})
     shutil.rmtree(work / run.name, ignore_errors=True)
 
