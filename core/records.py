@@ -166,9 +166,7 @@ class Use(IntEnum):
     COUNT = 1  # generated and left out by dynamic sampling: only its outcome counts
     IMITATE = 2  # an earlier answer, repeated in the language-model loss
     VALUE = 3  # a state of which a start source wants to know the critic's value; nothing is learnt from it
-    SOLUTION = (
-        4  # a canonical solution, or a user's source's: scored for its states, which are stored as canonical ones
-    )
+    SOLUTION = 4  # a right answer that nobody generated: scored for its states, stored as those of a canonical solution
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,9 @@ class IterationMetrics:
     )
     imitated: int = _metric("success", "responses", "Earlier right answers that the policy repeated.")
     judge_failures: int = _metric(
-        "success", "responses", "Responses on which the judge failed: wrong here, forgotten by start sources."
+        "success",
+        "responses",
+        "Responses on which the judge failed. They count as wrong here; start sources leave them out.",
     )
     resampled_starts: int = _metric(
         "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
