@@ -18,7 +18,11 @@ from typing import Any
 import psutil
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+CGROUPS = {  # the most and the present bytes of a control group, versions 2 and 1
+    "/sys/fs/cgroup/memory.max": "/sys/fs/cgroup/memory.current",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+}
+SHORT = 0.25  # share of the memory below which what is free is little
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """What Linux calls a CPU's instructions for bfloat16, without which it computes several times slower than float32."""
 
@@ -37,14 +41,22 @@ class Machine:
 def this_machine() -> Machine:
     """The machine of this process."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
-    memory = min([psutil.virtual_memory().total, *_limits()]) / 2**30
+    memory = min([psutil.virtual_memory().total, *(limit for limit, _ in _groups())]) / 2**30
     return Machine(os.cpu_count() or 1, memory, gpus, _gpu_memory() if gpus else 0.0, _has_bfloat16())
 
 
-def _limits() -> list[int]:
-    """Bytes that the control group of a container may have, if it is limited."""
-    found = [Path(place).read_text(encoding="ascii").strip() for place in CGROUPS if os.path.isfile(place)]
-    return [int(limit) for limit in found if limit.isdecimal()]
+def memory_is_short() -> bool:
+    """Whether less than a quarter of the memory is free that this machine, or its container, may have."""
+    system = psutil.virtual_memory()
+    free = [system.available / system.total, *(1 - used / limit for limit, used in _groups())]
+    return min(free) < SHORT
+
+
+def _groups() -> list[tuple[int, int]]:
+    """Bytes that the control group of a container may have and has, if it is limited."""
+    places = [pair for pair in CGROUPS.items() if all(map(os.path.isfile, pair))]
+    found = [[Path(place).read_text(encoding="ascii").strip() for place in pair] for pair in places]
+    return [(int(limit), int(used)) for limit, used in found if limit.isdecimal()]
 
 
 @cache

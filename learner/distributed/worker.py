@@ -12,7 +12,7 @@ import ray
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, RetrospectError, first_line
-from core.machine import Memory, peak_memory, return_freed_memory
+from core.machine import Memory, memory_is_short, peak_memory, return_freed_memory
 from core.records import FloatArray
 from core.run_directory import open_to_readers
 from core.startup import without_gc
@@ -147,8 +147,8 @@ class RankWorker:
     def update(self, steps: Sequence[StepPlan]) -> list[StepSums]:
         """Take the optimizer steps in order."""
         sums = [self._actor_critic.step(step) for step in steps]
-        if self._device.type == "cpu":
-            return_freed_memory()  # the engines work next; half of the memory would be holes
+        if self._device.type == "cpu" and memory_is_short():
+            return_freed_memory()  # the engines work next; to take it again takes a sixth of an update
         return sums
 
     def export_weights(self, version: int) -> tuple[Weights | None, DirectTransfer | None]:

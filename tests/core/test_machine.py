@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -44,12 +45,32 @@ def test_the_largest_of_several_processes() -> None:
 
 
 def test_a_container_has_what_its_control_group_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, limit = machine.this_machine().memory, tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "CGROUPS", (str(limit), str(tmp_path / "none")))
+    whole, limit, used = machine.this_machine().memory, tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(machine, "CGROUPS", {str(limit): str(used), str(tmp_path / "none"): str(used)})
     limit.write_text(f"{2**30}\n", encoding="ascii")
+    used.write_text(f"{2**29}\n", encoding="ascii")
     assert machine.this_machine().memory == 1.0
     limit.write_text("max\n", encoding="ascii")
     assert machine.this_machine().memory >= whole
+
+
+def test_memory_is_short_when_less_than_a_quarter_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine, or of its container."""
+    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(machine, "CGROUPS", {str(limit): str(used)})
+    limit.write_text("1000\n", encoding="ascii")
+
+    def short(available: int, of_container: int) -> bool:
+        used.write_text(f"{of_container}\n", encoding="ascii")
+        system = SimpleNamespace(total=1000, available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
+        return machine.memory_is_short()
+
+    assert not short(250, 750)
+    assert short(249, 0)
+    assert short(1000, 751)
+    limit.write_text("max\n", encoding="ascii")
+    assert not short(1000, 751)
 
 
 def test_what_a_process_has_freed_goes_back_to_the_system() -> None:
