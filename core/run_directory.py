@@ -261,7 +261,7 @@ def write_samples(
     seen: Counter[tuple[bool, bool]] = Counter()
 
     def _place(item: Rollout) -> tuple[int, bool, bool]:
-        kind = (item.start.from_root, not item.verdict.correct)
+        kind = (not item.start.replayed, not item.verdict.correct)
         seen[kind] += 1
         return seen[kind], *kind
 
@@ -278,7 +278,7 @@ def _sample(item: Rollout, decode: Callable[[IntArray], str], problems: Mapping[
     return {
         "start": start.id,
         "problem": start.problem_id,
-        "replayed": not start.from_root,
+        "replayed": start.replayed,
         "prompt": problems[start.problem_id].question,
         "prefix": decode(start.prefix_ids),
         "continuation": item.text(decode),
