@@ -105,8 +105,8 @@ class Replay(StartSource):
         the last call."""
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._stale, self._lost = cutting, stale, lost
-        self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it; an iteration repeats without it
-        self._observed = 0  # latest iteration that `observe` has seen
+        self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it, of those that were observed
+        self._open: dict[str, int] = {}  # the same of later ones: an iteration is repeated without its draws
         self._requested, self._drawn = 0, 0  # states, since the last `observe`
 
     def wanted(self, most: int, at: Progress) -> int:
@@ -127,13 +127,11 @@ class Replay(StartSource):
         states, ranking = store.candidates(), store.ranking
         order = race(states, ranking, seed, one_of_each=config.bounded or ranking.one_per_problem)
         if config.bounded:
-            order = [
-                order[place]
-                for place in rested(states.problem_ids(order), self._coverage.lives, self._begun, at.iteration)
-            ]
+            problem_ids, begun = states.problem_ids(order), self._begun | self._open
+            order = [order[place] for place in rested(problem_ids, self._coverage.lives, begun, at.iteration)]
         drawn = store.draw(states, order[:wanted])
         self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
-        self._begun |= {state.problem_id: at.iteration for state in drawn}
+        self._open |= {state.problem_id: at.iteration for state in drawn}
         return [self._start(state, at, index) for index, state in enumerate(drawn)]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
@@ -149,7 +147,9 @@ class Replay(StartSource):
         another source, whose text is not the policy's own."""
         store, cutting = self._store, self._cutting
         store.count_draws(self._requested, self._drawn)  # not in `propose`: the iteration may be repeated
-        self._requested, self._drawn, self._observed = 0, 0, at.iteration
+        self._requested, self._drawn = 0, 0
+        self._begun |= {name: drawn for name, drawn in self._open.items() if drawn <= at.iteration}
+        self._open = {name: drawn for name, drawn in self._open.items() if drawn > at.iteration}
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
         own = [one for one in outcomes(rollouts) if not is_foreign(one)]
@@ -161,14 +161,13 @@ class Replay(StartSource):
 
     def save(self, folder: Path) -> None:
         """See `StartSource`. An iteration that is not observed yet will be repeated, so it has drawn nothing."""
-        begun = {name: drawn for name, drawn in self._begun.items() if drawn <= self._observed}
         self._store.save(folder)  # makes the folder
-        (folder / FILE).write_text(json.dumps(begun), encoding="utf-8")
+        (folder / FILE).write_text(json.dumps(self._begun), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
         self._lost()  # of the iteration that will be repeated
-        self._begun, self._observed = {}, 0
+        self._begun, self._open = {}, {}
         self._requested, self._drawn = 0, 0
         if folder is None:
             self._store.clear()

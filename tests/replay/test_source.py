@@ -159,6 +159,28 @@ def test_a_problem_rests_after_a_resume_although_its_continuations_were_lost(
         assert [start.problem_id for start in replay.propose(8, replace(AT, iteration=5))] == drawn
 
 
+def test_an_iteration_that_is_repeated_knows_of_all_draws_before_it(store: ReplayStore, tmp_path: Path) -> None:
+    """Also of draws without outcomes, of problems that it had drawn again."""
+    replay = source(store, bounded=True)
+    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
+    first, second = (_drawn(replay, 2, iteration, observe=True) for iteration in (4, 5))
+    replay.save(tmp_path / "before")
+    for iteration in range(9, 17):
+        replay.restore(tmp_path / "before")
+        assert _drawn(replay, 4, iteration) == first + second  # the one that was drawn longest ago comes first
+        replay.save(tmp_path / "in the middle")
+        replay.restore(tmp_path / "in the middle")
+        assert _drawn(replay, 4, iteration) == first + second
+
+
+def _drawn(replay: Replay, most: int, iteration: int, *, observe: bool = False) -> list[str]:
+    at = replace(AT, iteration=iteration)
+    drawn = [start.problem_id for start in replay.propose(most, at)]
+    if observe:
+        replay.observe([], at)
+    return drawn
+
+
 def test_draws_count_once_their_iteration_is_complete(store: ReplayStore, tmp_path: Path) -> None:
     """A run that is stopped between `propose` and `observe` repeats the iteration."""
     replay = source(store)
