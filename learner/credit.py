@@ -102,7 +102,7 @@ def _components(
     varied: Flags,
 ) -> Components[Component]:
     """What each token weighs in each component. `learns`: whether the policy does. `importance`: [N], 0 of imitated
-    ones. `varied`: whether the rewards that a row is compared with differ."""
+    ones. `varied`: whether rewards differ within the row's group (or all that it is whitened with)."""
     config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
     counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
@@ -146,7 +146,7 @@ def _advantages_and_returns(
         values=values,
         mask=inside & torch.tensor([in_loss(rollout, config) for rollout in trained])[:, None],
         groups=torch.tensor([numbers.setdefault(rollout.start.id, len(numbers)) for rollout in trained]),
-        replayed=torch.tensor([not rollout.start.from_root for rollout in trained]),
+        with_prefix=torch.tensor([not rollout.start.from_root for rollout in trained]),
         gamma=config.gamma,
         lam=config.policy_lambda,
     )
@@ -158,25 +158,26 @@ def _advantages_and_returns(
 def _advantages(
     estimator: Estimator, episodes: Episodes, totals: Tensor, config: AlgorithmConfig
 ) -> tuple[Tensor, Flags]:
-    """The policy's advantages [B, T], and whose task rewards `totals` [B] vary in their group or source [B]. Rows
-    without loss count in no baseline. Where rows are compared, those that do not vary have no advantage."""
-    mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
+    """The policy's advantages [B, T], and whose task rewards `totals` [B] vary among the rows that they are compared
+    with [B]. Rows without loss count in no baseline. Where rows are compared, those that do not vary have no
+    advantage."""
+    mask, groups, behind = episodes.mask, episodes.groups, episodes.with_prefix
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
-    sources = replayed.long() if config.normalise == "separate" else torch.zeros_like(groups)
-    varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else sources)
+    whitened = behind.long() if config.normalise == "separate" else torch.zeros_like(groups)
+    varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else whitened)
     if estimator.needs_groups or (estimator.whitened and config.normalise != "none"):
         mask = mask & varied[:, None]
     if estimator.whitened:
-        advantages = normalised(advantages, mask, replayed, config.normalise)
+        advantages = normalised(advantages, mask, behind, config.normalise)
     return torch.where(mask, advantages, 0.0), varied.numpy()
 
 
-def _rewards_vary(totals: Tensor, kept: Tensor, sources: Tensor) -> Tensor:
-    """[B] whether a row is of a source whose rewards [B] differ. Where they do not, advantages are the critic's errors
+def _rewards_vary(totals: Tensor, kept: Tensor, groups: Tensor) -> Tensor:
+    """[B] whether a row is of a group whose rewards [B] differ. Where they do not, advantages are the critic's errors
     and a KL from the reward alone; whitened, they would make a full step without any reward."""
     varied = torch.zeros_like(kept)
-    for source in torch.unique(sources):
-        members = (sources == source) & kept
+    for group in torch.unique(groups):
+        members = (groups == group) & kept
         varied[members] = bool(members.any()) and bool((totals[members] != totals[members][0]).any())
     return varied
 

@@ -24,7 +24,7 @@ class Episodes:
     values: Tensor  # [B, T] float64: V(s_t), of the state before token t; 0 without a critic
     mask: Tensor  # [B, T] bool: generated tokens that take part in the loss
     groups: Tensor  # [B] int64: continuations of the same start share a number
-    replayed: Tensor  # [B] bool: the start is a replayed state
+    with_prefix: Tensor  # [B] bool: the start is a replayed state, or a prefix of another source
     gamma: float  # discount
     lam: float  # GAE's lambda
 
@@ -138,13 +138,13 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise) -> Tensor:
-    """Advantages [B, T] whitened over the batch, over fresh and `replayed` [B] rows apart, or unchanged."""
+def normalised(advantages: Tensor, mask: Tensor, with_prefix: Tensor, how: Normalise) -> Tensor:
+    """Advantages [B, T] whitened over the batch, over rows from the root and `with_prefix` [B] apart, or unchanged."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
     if how == "global":
         return whiten(advantages, mask)
-    rows = replayed[:, None]
+    rows = with_prefix[:, None]
     return torch.where(rows, whiten(advantages, mask & rows), whiten(advantages, mask & ~rows))
 
 

@@ -24,9 +24,9 @@ LEAST_KL = 0.1
 """Share of the KL coefficient that stays: at 0 mastered tasks were lost again (docs/learner.md, Rare failures)."""
 
 
-def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
-    """pi_new / pi_old [N] from log-probabilities, log-ratio clamped at +-20."""
-    return torch.exp(torch.clamp(log_new - log_old, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+def ratio(log_ratios: Tensor) -> Tensor:
+    """pi_new / pi_old [N] from log pi_new - log pi_old, clamped at +-20."""
+    return torch.exp(torch.clamp(log_ratios, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
@@ -52,18 +52,6 @@ def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     return torch.exp(-near) + near - 1.0 + (K3_RATIO - 1.0) * (near - d)
 
 
-def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """min(pi_prox / pi_behaviour, cap) [N] (IMPALA, 1802.01561 section 4.1, per token)."""
-    return torch.clamp(ratio(proximal, behaviour), max=cap)
-
-
-def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: float) -> Tensor:
-    """pi_prox / pi_behaviour where it is in [floor, cap], else 0 [N]. IcePop (Ling team, "Small Leak Can Sink a Great
-    Ship", 2025): tokens on which engine and learner disagree too much teach nothing, in either direction."""
-    weights = ratio(proximal, behaviour)
-    return torch.where((weights >= floor) & (weights <= cap), weights, 0.0)
-
-
 def of_sequences(log_ratios: Tensor, counts: Tensor) -> Tensor:
     """[N] the sum of `log_ratios` [N] over each token's sequence of `counts[i]` tokens: whole sequences' weights are
     unbiased and vary more (TRL: `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`)."""
@@ -76,12 +64,16 @@ Correction = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
 def _truncate(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    weights = truncated_importance(log_ratios, torch.zeros_like(log_ratios), cap)
+    """min(pi_prox / pi_behaviour, cap) (IMPALA, 1802.01561 section 4.1, per token)."""
+    weights = torch.clamp(ratio(log_ratios), max=cap)
     return weights, weights >= cap
 
 
 def _mask(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    weights = masked_importance(log_ratios, torch.zeros_like(log_ratios), floor, cap)
+    """pi_prox / pi_behaviour where it is in [floor, cap], else 0. IcePop (Ling team, "Small Leak Can Sink a Great
+    Ship", 2025): tokens on which engine and learner disagree too much teach nothing, in either direction."""
+    weights = ratio(log_ratios)
+    weights = torch.where((weights >= floor) & (weights <= cap), weights, 0.0)
     return weights, weights == 0.0
 
 

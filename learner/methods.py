@@ -18,7 +18,7 @@ def example_episodes() -> Episodes:
         values=torch.where(mask, 0.25, 0.0).double(),
         mask=mask,
         groups=torch.tensor([0, 0, 1, 1]),
-        replayed=torch.tensor([False, False, True, True]),
+        with_prefix=torch.tensor([False, False, True, True]),
         gamma=1.0,
         lam=0.95,
     )

@@ -96,7 +96,7 @@ def policy_objective(
         divergence = kl(logprobs, columns.reference, algorithm.chosen_kl)
         loss = loss + coefficients.kl * (weights.kl * divergence).sum()
     if coefficients.ce > 0:
-        raised = ratio(logprobs, columns.proximal).clamp(max=1.0 + algorithm.clip_high)
+        raised = ratio(logprobs - columns.proximal).clamp(max=1.0 + algorithm.clip_high)
         loss = loss - coefficients.ce * (weights.ce * raised).sum()
     with torch.no_grad():
         w = weights.entropy
@@ -108,7 +108,7 @@ def policy_objective(
 def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) (1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and
     for A < 0 at most -A c (dual clip, 1912.09729 eq. 5)."""
-    ratios = ratio(tokens.logprobs, tokens.proximal)
+    ratios = ratio(tokens.logprobs - tokens.proximal)
     plain, clipped = -tokens.advantages * ratios, -tokens.advantages * tokens.bounded(ratios)
     loss = torch.maximum(plain, clipped)
     bounded = torch.minimum(loss, -tokens.advantages * tokens.dual_clip)
@@ -129,7 +129,7 @@ def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 def cispo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): -sg(clip(r, 1 - low, 1 + high)) A log pi_theta. The clip
     bounds the weight, not the gradient, so every token teaches. The paper uses no lower bound (`clip_low` near 1)."""
-    ratios = ratio(tokens.logprobs, tokens.proximal).detach()
+    ratios = ratio(tokens.logprobs - tokens.proximal).detach()
     weights = tokens.bounded(ratios)
     return -weights * tokens.advantages * tokens.logprobs, weights != ratios
 

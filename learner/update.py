@@ -58,7 +58,7 @@ def planned(
     whole run. `assign`: rows to micro-batches and ranks."""
     policy_step = state.policy_steps + sum(step.trains_policy for step in before)
     value_step = state.steps + len(before)
-    late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
+    late = state.steps - state.policy_steps  # steps of the critic alone: not in the policy's schedule
 
     def _rate(peak: float, step: int, total: int) -> float:
         return learning_rate(peak, step, config.warmup_steps, total, config.schedule)

@@ -35,7 +35,8 @@ class Life:
     recent: list[list[int]] = field(default_factory=list)
     """Newest starts: iteration, tokens of the replayed prefix (0: the root), right continuations, continuations."""
     root: list[float] = field(default_factory=list)
-    """Mean success from the root in the first iteration that started there, and in the latest if there were two."""
+    """Mean success from the root in the first iteration that started there, then in the latest; one number so far if it
+    is the same."""
     root_succeeds: bool = False  # whether the latest iteration that started at the root had a success
     replayed: int = 0  # latest iteration that replayed a state of it; 0: none did
 
@@ -58,7 +59,7 @@ class Life:
 
 
 class Coverage(StartSource):
-    """The life of every problem that was started. The sources that read it observe an iteration after it."""
+    """The life of every problem that was started. It observes each iteration before the sources that read it."""
 
     def __init__(self, problems: int) -> None:
         """`problems`: to train on."""
@@ -150,8 +151,3 @@ def root_visits(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
 def continued(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The judged continuations of states of the replay store; not those of another source's prefixes."""
     return [rollout for rollout in outcomes(rollouts) if rollout.start.replayed]
-
-
-def is_foreign(rollout: Rollout) -> bool:
-    """Whether it continues a prefix of a user's own source."""
-    return not rollout.start.from_root and not rollout.start.replayed

@@ -31,10 +31,9 @@ class Evidence:
     losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N] sums of 1 - success
     success: float = 0.0  # sum over all outcomes, of roots too
     squares: float = 0.0  # the same of success^2
-    # Summed over the pairs of continuations of one state: (difference of their successes)^2, which is 1 where one of
-    # them succeeds and one fails, and what it would be if states of equal chance were alike.
-    differing: float = 0.0
-    expected: float = 0.0
+    # Sums over the pairs of continuations of one state.
+    differing: float = 0.0  # (difference of their successes)^2: 1 where one of them succeeds and one fails
+    expected: float = 0.0  # the same, if all states of equal predicted chance had equal true chance
     value_count: float = 0.0  # of the critic's values
     value_sum: float = 0.0
     value_squares: float = 0.0
@@ -71,7 +70,7 @@ class Evidence:
         self.value_squares += float((values * values).sum())
 
     def remember(self, drawn: Mapping[int, Known]) -> None:
-        """Keep what the model knew of drawn states, also after an outcome: a state may be drawn again before."""
+        """Keep what the model knew of drawn states. It is kept after an outcome, too: others may be on their way."""
         for key, known in drawn.items():
             self.drawn.pop(key, None)  # a state that is drawn again becomes the newest
             self.drawn[key] = known

@@ -47,8 +47,8 @@ def own_successes(rollouts: Sequence[Rollout]) -> tuple[set[str], list[Rollout]]
 
 def discoveries(coverage: Coverage, rollouts: Sequence[Rollout]) -> tuple[set[str], list[Rollout]]:
     """Drop the answers of problems whose root succeeds; keep the successes behind states of others. `coverage` has
-    observed the iteration before. Episodes of an environment are left out: which tokens of their prefix the environment
-    wrote is not known, also where no mask says so because it wrote none of the continuation."""
+    observed this iteration already. Episodes of an environment are left out: which tokens of their prefix the
+    environment wrote is not known, also where no mask says so because it wrote none of the continuation."""
     succeeds = {name for name, life in coverage.lives.items() if life.root_succeeds}
     right = [one for one in continued(rollouts) if one.verdict.correct and one.episode is None]
     return succeeds, [one for one in right if one.start.problem_id not in succeeds]

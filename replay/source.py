@@ -23,7 +23,7 @@ from core.parts.sources import Progress, StartSource, root_start, state_start
 from core.records import Boundaries, Problem, ReplayedState, Rollout, Start, Use, outcomes, used
 from core.sections.replay import ReplaySchedule
 from core.seeds import derive
-from replay.coverage import Coverage, Life, continued, is_foreign
+from replay.coverage import Coverage, Life, continued
 from replay.cutting import IsWrong, cut
 from replay.rankings.base import Ranking
 from replay.store.keys import gumbels
@@ -97,16 +97,16 @@ class Replay(StartSource):
         problems: Mapping[str, Problem],
         coverage: Coverage,
         cutting: Cutting,
-        stale: int,
+        refreshed: int,
         lost: Callable[[], list[Start]] = list,
     ) -> None:
-        """`problems`: to train on, by id. `coverage`: what the run did with them. `stale`: states with an old value
+        """`problems`: to train on, by id. `coverage`: what the run did with them. `refreshed`: states with an old value
         that are valued anew in an iteration. `lost`: returns the replayed starts that no engine could generate since
         the last call."""
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
-        self._cutting, self._stale, self._lost = cutting, stale, lost
-        self._begun: dict[str, int] = {}  # problem -> latest iteration that drew it, of those that were observed
-        self._open: dict[str, int] = {}  # the same of later ones: an iteration is repeated without its draws
+        self._cutting, self._refreshed, self._lost = cutting, refreshed, lost
+        self._begun: dict[str, int] = {}  # problem -> latest observed iteration that drew it
+        self._open: dict[str, int] = {}  # the draws of the iteration that is not observed yet: it may be repeated
         self._requested, self._drawn = 0, 0  # states, since the last `observe`
 
     def wanted(self, most: int, at: Progress) -> int:
@@ -137,7 +137,7 @@ class Replay(StartSource):
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
         priority whose value is from an earlier critic, to be valued."""
-        stale = self._store.top(self._stale, older_than=at.version) if self._stale else []
+        stale = self._store.top(self._refreshed, older_than=at.version) if self._refreshed else []
         queries = (self._start(state, at, index, "valued") for index, state in enumerate(stale))
         valued = [Rollout.given(start, np.zeros(1, np.int32), Use.VALUE) for start in queries]
         return [*self._solutions(rollouts, at), *valued]
@@ -148,11 +148,10 @@ class Replay(StartSource):
         store, cutting = self._store, self._cutting
         store.count_draws(self._requested, self._drawn)  # not in `propose`: the iteration may be repeated
         self._requested, self._drawn = 0, 0
-        self._begun |= {name: drawn for name, drawn in self._open.items() if drawn <= at.iteration}
-        self._open = {name: drawn for name, drawn in self._open.items() if drawn > at.iteration}
+        self._begun, self._open = self._begun | self._open, {}
         store.revalue([one for one in used(rollouts, Use.VALUE) if np.isfinite(one.values[0])], at.version)
         store.record(continued(rollouts))
-        own = [one for one in outcomes(rollouts) if not is_foreign(one)]
+        own = [one for one in outcomes(rollouts) if one.start.from_root or one.start.replayed]
         solutions = [one for one in used(rollouts, Use.SOLUTION) if np.isfinite(one.proximal).all()]
         finite = [one for one in (*own, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)

@@ -20,9 +20,9 @@ come a state's own w, l:
 n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
 Beta(n c, n (1 - c)) distribution. If states stay right or wrong, n is small and their own outcomes decide.
 
-A proven state's outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
-its own d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To count them as
-n + 1 outcomes at most slows the way back to the root.
+A proven state's outcomes count in d and again on top: they tell of the problem and of the state. Two other rules were
+worse. Without them in its own d, a chain with 8 losses of its end stays at p = 0.23, while its untried states fall to
+0.03. Counted as n + 1 outcomes at most, they slow the way back to the root.
 """
 
 import json

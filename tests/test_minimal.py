@@ -228,7 +228,7 @@ def check_weights(ours: Any, learner: Learner) -> None:
 def product(given: Given, learner: Learner, model: Path) -> tuple[Run, Imitation]:
     """A run of the product that is given starts, continuations and answers to imitate."""
     coverage = Coverage(len(given.problems))
-    replay = Replay(REPLAY, given.store, given.problems, coverage, Cutting(newlines, 100), stale=0)
+    replay = Replay(REPLAY, given.store, given.problems, coverage, Cutting(newlines, 100), refreshed=0)
     imitation = Imitation("discovered", 0, partial(discoveries, coverage), given.problems)
     sources = Sources(given, {"coverage": coverage, "replay": replay, "imitation": imitation})
     run = fake_run(cast(Any, given), cast(Any, learner), sources, given.minimal.SAMPLES)

@@ -243,11 +243,11 @@ def _sources(
     if store is not None:
         _, ranking = methods(config)
         values_count = ranking.values != "unused" and critic(config) != "none"
-        stale = REFRESHED if values_count else 0
+        refreshed = REFRESHED if values_count else 0
         if most := config.replay.discoveries:
             rule = partial(discoveries, coverage)
             others["discoveries"] = Imitation("discovered", most, rule, problems, cutting.is_wrong)
-        others["replay"] = replay = Replay(config.replay, store, problems, coverage, cutting, stale, pool.take_lost)
+        others["replay"] = replay = Replay(config.replay, store, problems, coverage, cutting, refreshed, pool.take_lost)
         if not config.replay.fill:
             reserved = replay.wanted
     if most := config.replay.imitated:

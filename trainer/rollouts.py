@@ -38,8 +38,8 @@ def resampled(run: Run, rollouts: Sequence[Rollout], at: Progress, clock: PhaseC
     """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same
     reward, in at most `run.resample` rounds.
 
-    What is still missing then is filled with the first of those that teach nothing, so that the batch keeps its starts.
-    Those that are left out have the use COUNT.
+    If there are too few others then, the first of those that teach nothing fill the batch. What is left out has the
+    use COUNT.
     """
     if not run.resample:
         return list(rollouts)

@@ -35,8 +35,8 @@ class Sources(StartSource):
         reserved: Callable[[int, Progress], int] | None = None,
     ) -> None:
         """`fresh`: takes the places that the `others` leave. `others`: by the name of their folder in a checkpoint.
-        `check`: raises DataError for a start that must not be trained on. `reserved`: places that stay empty if the
-        others do not fill them."""
+        `check`: raises DataError for a start that must not be trained on. `reserved`: places that fresh problems may
+        not take."""
         self._fresh, self._others, self._check, self._reserved = fresh, dict(others), check, reserved
 
     @property

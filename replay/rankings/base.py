@@ -114,7 +114,7 @@ def success_rate(wins: FloatArray, losses: FloatArray) -> FloatArray:
 
 
 def solved(states: StateColumns) -> Flags:
-    """[S] whether the problem's root success is above 1/2: 4 p (1 - p) of the root only falls from there on."""
+    """[S] whether the problem's root success is above 1/2: the more it succeeds, the less there is to learn."""
     return np.asarray(success_rate(states.root_wins, states.root_losses) > 0.5)
 
 

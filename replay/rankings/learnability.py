@@ -28,7 +28,7 @@ critic that has predicted outcomes elsewhere can lift them. Those of failures th
 those of a success, and so do those whose text the task finds right (`replay.exclude_wrong`). The tokens that a
 continuation takes do not count: divided by them, the priority stays at the ends of chains for too long.
 
-Nor do the steps of an environment: k are repeated and the others are new, so a restart takes as many as the root.
+Nor do the steps of an environment: k are repeated and the rest is new, so a restart takes as many as the root does.
 
 Worked example: default model, a canonical chain of 100 tokens, states at 25, 50, 75 (x = 0.75, 0.5, 0.25), no outcomes:
 

@@ -172,7 +172,7 @@ def bare_gradients(
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     t, c = batch.columns.map(torch.from_numpy), LOSSES
     w = batch.weights.map(torch.from_numpy)
-    r = ratio(chosen, t.proximal)
+    r = ratio(chosen - t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
     values = model.head(hidden)[:, 0]
     near = t.old_values + (values - t.old_values).clamp(-c.value_clip, c.value_clip)

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from core.config import Aggregation, KlEstimator
 from learner.losses import (
+    CORRECTIONS,
     adapted_coefficient,
     aggregation,
     faded_coefficient,
     kl,
-    masked_importance,
     of_sequences,
     ratio,
-    truncated_importance,
     value_loss,
 )
 from tests.learner.reference import reference_numbers
@@ -80,7 +79,7 @@ def test_the_gradient_of_kl_never_pushes_the_policy_further_from_the_reference(e
 
 
 def test_ratio_is_bounded_at_exp_20() -> None:
-    got = ratio(torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, 0.0]))
+    got = ratio(torch.tensor([1000.0, -1000.0]))
     torch.testing.assert_close(got, torch.tensor([math.exp(20), math.exp(-20)]))
 
 
@@ -93,14 +92,16 @@ def test_value_loss_takes_the_worse_of_clipped_and_free() -> None:
 
 def test_importance_is_truncated_above_only() -> None:
     # ratios e^1 = 2.718 -> 2, e^0 = 1, e^-1 = 0.3679
-    got = truncated_importance(torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-2.0, -1.0, -1.0]), 2.0)
-    torch.testing.assert_close(got, torch.tensor([2.0, 1.0, math.exp(-1)]))
+    weights, bounded = CORRECTIONS["truncate"](torch.tensor([1.0, 0.0, -1.0]), torch.tensor([3]), 0.5, 2.0)
+    torch.testing.assert_close(weights, torch.tensor([2.0, 1.0, math.exp(-1)]))
+    assert bounded.tolist() == [True, False, False]
 
 
 def test_masked_importance_drops_tokens_outside_the_band() -> None:
     # ratios e^1 = 2.718 (out), e^0 = 1, e^-0.5 = 0.6065, e^-1 = 0.3679 (out)
-    got = masked_importance(torch.tensor([0.0, 0.0, -0.5, -1.0]), torch.tensor([-1.0, 0.0, 0.0, 0.0]), 0.5, 2.0)
-    torch.testing.assert_close(got, torch.tensor([0.0, 1.0, math.exp(-0.5), 0.0]))
+    weights, bounded = CORRECTIONS["mask"](torch.tensor([1.0, 0.0, -0.5, -1.0]), torch.tensor([4]), 0.5, 2.0)
+    torch.testing.assert_close(weights, torch.tensor([0.0, 1.0, math.exp(-0.5), 0.0]))
+    assert bounded.tolist() == [True, False, False, True]
 
 
 def test_the_kl_coefficient_follows_its_target() -> None:

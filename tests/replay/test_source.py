@@ -30,11 +30,11 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
     made.close()
 
 
-def source(store: ReplayStore, stale: int = 0, **fields: object) -> Replay:
+def source(store: ReplayStore, refreshed: int = 0, **fields: object) -> Replay:
     config = ReplayConfig.model_validate(
         {"ratio": 0.5, "start_states": 1, "schedule": "constant", "bounded": False, **fields}
     )
-    return Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), stale)
+    return Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), refreshed)
 
 
 def rollout(problem: str, correct: bool, *tokens: int) -> Rollout:
@@ -79,7 +79,7 @@ def test_outcomes_of_replayed_starts_reach_their_states_and_others_do_not(store:
 
 
 def test_stale_states_are_valued_anew_and_a_value_that_is_not_finite_is_not_stored(store: ReplayStore) -> None:
-    replay = source(store, stale=2)
+    replay = source(store, refreshed=2)
     replay.observe([rollout("p", False, 7, 8, 9)], replace(AT, version=4))
     queries = replay.extra([], AT)
     assert [(query.use, query.tokens.size) for query in queries] == [(Use.VALUE, 1)] * 2

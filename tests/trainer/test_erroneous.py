@@ -60,7 +60,7 @@ def stored(task: Task, judged: list[Rollout], folder: Path, is_wrong: IsWrong | 
     store = ReplayStore(config, vocabulary=200, directory=folder, fingerprint="task", local=True)
     ends = partial(boundaries, table=TokenTable.from_tokenizer(task.tokenizer), rule="line", stride=0)
     imitation = Imitation("imitated", 32, own_successes, problems, is_wrong)
-    for source in (Replay(config, store, problems, Coverage(1), Cutting(ends, 200, is_wrong), stale=0), imitation):
+    for source in (Replay(config, store, problems, Coverage(1), Cutting(ends, 200, is_wrong), refreshed=0), imitation):
         source.observe(judged, at)
     states = [task.decode(state.prefix_ids) for state in sample(store, 100, seed=0)]
     return sorted(states), [task.decode(each.response_ids) for each in imitation.extra([], at)]

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 def run_with(store: ReplayStore, engines: FakeEngines, learner: FakeLearner) -> Run:
     config = ReplayConfig(ranking="uniform", ratio=0.5, start_states=1, schedule="constant", bounded=False)
-    replay = Replay(config, store, PROBLEMS, Coverage(4), Cutting(every_token, 8), stale=1, lost=engines.take_lost)
+    replay = Replay(config, store, PROBLEMS, Coverage(4), Cutting(every_token, 8), refreshed=1, lost=engines.take_lost)
     others: dict[str, StartSource] = {"replay": replay, "imitation": Imitation("imitated", 2, own_successes, PROBLEMS)}
     return fake_run(engines, learner, Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), others))
 
