@@ -122,6 +122,9 @@ def test_figures_of_benchmarks_are_those_of_their_results(name: str) -> None:
     if "real" in figure:
         assert figure["text"] == of_real(figure["real"], figure["measure"], figure["column"])
         return
+    if "learning" in figure:
+        assert figure["text"] == of_learning(figure["learning"], figure["column"])
+        return
     values, words = least_and_greatest(figure), re.findall(r"\d+(?:\.\d+)?", figure["text"])
     digits = len(words[0].partition(".")[2])
     assert words == [f"{value:.{digits}f}" for value in (min(values), max(values))][: len(words)]
