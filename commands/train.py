@@ -167,12 +167,12 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
     recipe, config = config, single_process(config) if local else config
     preflight(config, local=local)
     model_path = build.find_model(config)
-    from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
-
-    check_trainable(model_path)
     with ExitStack() as stack:
         waiting = ["task", *([] if local else ["cluster"]), "engines", "learner"]
         starting = stack.enter_context(closing(Starting(run, waiting)))
+        from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
+
+        check_trainable(model_path)
         model = stack.enter_context(build.open_task(config, model_path))
         chosen = model.config
         write_atomically(run.config, dump_config(recorded(recipe, chosen)))  # a resumed run keeps what was chosen

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any
 import psutil
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
-CGROUPS = {  # the most and the present bytes of a control group, versions 2 and 1
-    "/sys/fs/cgroup/memory.max": "/sys/fs/cgroup/memory.current",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-}
-SHORT = 0.25  # share of the memory below which what is free is little
+CGROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),  # version 2
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+)
+"""Folder of the control group; in it the most bytes, and the present ones; in its memory.stat those that hold files and
+can be had back, which do not count as used (as Kubernetes counts)."""
+SHORT = 0.25  # memory is short while a smaller share of it is free
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """What Linux calls a CPU's instructions for bfloat16, without which it computes several times slower than float32."""
 
@@ -54,9 +56,13 @@ def memory_is_short() -> bool:
 
 def _groups() -> list[tuple[int, int]]:
     """Bytes that the control group of a container may have and has, if it is limited."""
-    places = [pair for pair in CGROUPS.items() if all(map(os.path.isfile, pair))]
-    found = [[Path(place).read_text(encoding="ascii").strip() for place in pair] for pair in places]
-    return [(int(limit), int(used)) for limit, used in found if limit.isdecimal()]
+    found = []
+    for folder, limit, used, files in CGROUPS:
+        with suppress(OSError, ValueError):  # not this version, or no limit
+            most, has, stat = (Path(folder, name).read_text(encoding="ascii") for name in (limit, used, "memory.stat"))
+            kinds = dict(line.split() for line in stat.splitlines())
+            found.append((int(most), int(has) - int(kinds.get(files, 0))))
+    return found
 
 
 @cache

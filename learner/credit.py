@@ -102,7 +102,7 @@ def _components(
     varied: Flags,
 ) -> Components[Component]:
     """What each token weighs in each component. `learns`: whether the policy does. `importance`: [N], 0 of imitated
-    ones. `varied`: whether rewards differ within the row's group (or all that it is whitened with)."""
+    ones. `varied`: whether the rewards of the rows that a row is compared with differ."""
     config, nobody = algorithm.config, np.zeros(len(imitated), np.bool_)
     counts = np.array([rollout.generated.sum() for rollout in [*trained, *imitated]], np.int64)
     lengths, ones = counts.astype(np.float64), np.ones(counts.sum(), np.float32)
@@ -161,14 +161,15 @@ def _advantages(
     """The policy's advantages [B, T], and whose task rewards `totals` [B] vary among the rows that they are compared
     with [B]. Rows without loss count in no baseline. Where rows are compared, those that do not vary have no
     advantage."""
-    mask, groups, behind = episodes.mask, episodes.groups, episodes.with_prefix
+    mask, groups, with_prefix = episodes.mask, episodes.groups, episodes.with_prefix
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
-    whitened = behind.long() if config.normalise == "separate" else torch.zeros_like(groups)
-    varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else whitened)
+    if not estimator.needs_groups:
+        groups = with_prefix.long() if config.normalise == "separate" else torch.zeros_like(groups)
+    varied = _rewards_vary(totals, mask.any(dim=1), groups)
     if estimator.needs_groups or (estimator.whitened and config.normalise != "none"):
         mask = mask & varied[:, None]
     if estimator.whitened:
-        advantages = normalised(advantages, mask, behind, config.normalise)
+        advantages = normalised(advantages, mask, with_prefix, config.normalise)
     return torch.where(mask, advantages, 0.0), varied.numpy()
 
 

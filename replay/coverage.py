@@ -35,8 +35,7 @@ class Life:
     recent: list[list[int]] = field(default_factory=list)
     """Newest starts: iteration, tokens of the replayed prefix (0: the root), right continuations, continuations."""
     root: list[float] = field(default_factory=list)
-    """Mean success from the root in the first iteration that started there, then in the latest; one number so far if it
-    is the same."""
+    """[first] or [first, latest]: mean success from the root in these iterations that started there."""
     root_succeeds: bool = False  # whether the latest iteration that started at the root had a success
     replayed: int = 0  # latest iteration that replayed a state of it; 0: none did
 

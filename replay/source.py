@@ -106,7 +106,7 @@ class Replay(StartSource):
         self._config, self._store, self._problems, self._coverage = config, store, problems, coverage
         self._cutting, self._refreshed, self._lost = cutting, refreshed, lost
         self._begun: dict[str, int] = {}  # problem -> latest observed iteration that drew it
-        self._open: dict[str, int] = {}  # the draws of the iteration that is not observed yet: it may be repeated
+        self._open: dict[str, int] = {}  # the same of the iteration that is not observed yet: it may be repeated
         self._requested, self._drawn = 0, 0  # states, since the last `observe`
 
     def wanted(self, most: int, at: Progress) -> int:

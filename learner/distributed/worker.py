@@ -148,7 +148,7 @@ class RankWorker:
         """Take the optimizer steps in order."""
         sums = [self._actor_critic.step(step) for step in steps]
         if self._device.type == "cpu" and memory_is_short():
-            return_freed_memory()  # the engines work next; to take it again is a fifth of an update
+            return_freed_memory()  # the engines work next; taking it again costs a fifth of an update
         return sums
 
     def export_weights(self, version: int) -> tuple[Weights | None, DirectTransfer | None]:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,33 +45,44 @@ def test_the_largest_of_several_processes() -> None:
     assert largest([]) == Memory()
 
 
-def test_a_container_has_what_its_control_group_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, limit, used = machine.this_machine().memory, tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(machine, "CGROUPS", {str(limit): str(used), str(tmp_path / "none"): str(used)})
-    limit.write_text(f"{2**30}\n", encoding="ascii")
-    used.write_text(f"{2**29}\n", encoding="ascii")
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, int], None]:
+    """Sets the limit of this process's control group, the bytes that it has, and how many of these hold files."""
+    names = ("memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(machine, "CGROUPS", ((str(tmp_path), *names), (str(tmp_path / "none"), *names)))
+
+    def write(limit: str, used: int, files: int) -> None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
+        (tmp_path / "memory.current").write_text(f"{used}\n", encoding="ascii")
+        (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {files}\n", encoding="ascii")
+
+    return write
+
+
+def test_a_container_has_what_its_control_group_may_have(group: Callable[[str, int, int], None]) -> None:
+    whole = psutil.virtual_memory().total / 2**30
+    group(str(2**30), 2**29, 0)
     assert machine.this_machine().memory == 1.0
-    limit.write_text("max\n", encoding="ascii")
-    assert machine.this_machine().memory >= whole
+    group("max", 2**29, 0)
+    assert machine.this_machine().memory == whole
 
 
-def test_memory_is_short_when_less_than_a_quarter_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the machine, or of its container."""
-    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(machine, "CGROUPS", {str(limit): str(used)})
-    limit.write_text("1000\n", encoding="ascii")
+def test_memory_is_short_when_less_than_a_quarter_is_free(
+    group: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the machine, or of its container. What only holds files is free."""
 
-    def short(available: int, of_container: int) -> bool:
-        used.write_text(f"{of_container}\n", encoding="ascii")
+    def short(available: int, limit: str, used: int, files: int = 0) -> bool:
+        group(limit, used, files)
         system = SimpleNamespace(total=1000, available=available)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
         return machine.memory_is_short()
 
-    assert not short(250, 750)
-    assert short(249, 0)
-    assert short(1000, 751)
-    limit.write_text("max\n", encoding="ascii")
-    assert not short(1000, 751)
+    assert not short(250, "1000", 750)
+    assert short(249, "1000", 0)
+    assert short(1000, "1000", 751)
+    assert not short(1000, "1000", 951, files=201)
+    assert not short(1000, "max", 751)
 
 
 def test_what_a_process_has_freed_goes_back_to_the_system() -> None:
