@@ -90,19 +90,32 @@ CHAIN_FIELDS: Fields = {
 TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.operations": "2,3", "task.examples": "[]", "task.problems": 128}
 """Of the supervised training before `after`."""
 AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.operations": "3,3", "learner.policy_lr": 5e-6}
+CODER_FILE = ROOT / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 CODER_FIELDS: Fields = {
-    "model.path": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    **MBPP_FIELDS,
+    "model.path": str(CODER_FILE) if CODER_FILE.exists() else "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    "task.examples": json.dumps(  # without one it explains its program and tests it, in three times as many tokens
+        [
+            {
+                "prompt": "Write a function to find the largest number in a list.\n"
+                "For example: assert largest([3, 9, 2]) == 9",
+                "response": "def largest(numbers):\n    best = numbers[0]\n    for number in numbers:\n"
+                "        if number > best:\n            best = number\n    return best",
+            }
+        ]
+    ),
+    "rollout.max_response_tokens": 128,
+    "algorithm.kl_coefficient": 0.0,
     "learner.lora_rank": 16,
-    "learner.policy_lr": 5e-5,
+    "learner.policy_lr": 2e-4,
     "learner.micro_batch_tokens": 1024,
 }
 """All weights of this model would need 22 GiB on CPU."""
 CODE_FIELDS: Fields = {
     **UNBOUNDED,
-    **MBPP_FIELDS,
     **CODER_FIELDS,
     "task.problems": "auto",
-    "task.eval_problems": 100,
+    "task.eval_problems": 64,
     "task.code.reward": "share",
     "rollout.starts": 8,
     "rollout.samples": 8,
@@ -164,7 +177,7 @@ PARTS: Mapping[str, Part] = {
         "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}
     ),
     "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp"),
-    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 80_000, data="mbpp", points=2),
+    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp"),
 }
 ASSAYS = ("assay", "code_assay")  # parts that train nothing; the second chooses the problems of `code`
 

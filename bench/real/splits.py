@@ -13,7 +13,7 @@ from core.run_directory import read_jsonl, write_atomically
 from core.seeds import generator
 from tasks.sources import Row, load_rows
 
-ASSAY, CODE_ASSAY = 200, 96  # problems of the two assays; those of the second are among those of the first
+ASSAY, CODE_ASSAY = 200, 64  # problems of the two assays; those of the second are among those of the first
 MOST = 2  # of 16 samples of the assay that succeed, of a problem that `code` trains on
 USUAL_TEST = range(11, 511)  # task ids of MBPP
 
