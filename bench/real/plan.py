@@ -156,6 +156,7 @@ class Part:
     data: str = ""  # data set of its problems; empty: they are generated
     points: int = 1  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
+    threads: int = 1  # two runs at a time use two cores better than one run does, if both fit into memory
     after: int | None = None  # seed index of the supervised training that its runs begin with
     tuned: bool = False  # whether the learning rate is
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
@@ -176,8 +177,8 @@ PARTS: Mapping[str, Part] = {
     "sums": Part(
         "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}
     ),
-    "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp"),
-    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp"),
+    "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp", threads=2),
+    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp", threads=2),
 }
 ASSAYS = ("assay", "code_assay")  # parts that train nothing; the second chooses the problems of `code`
 
@@ -241,7 +242,7 @@ def configuration(run: Run, work: Path, changes: Fields, device: str = "cpu") ->
         "run.iterations": 10_000,  # the budget of tokens ends a run
         "model.dtype": "float32",
         "evaluation.samples": 4,
-        "rollout.threads": 1,  # two runs at a time use two cores better than one run does
-        "learner.threads": 1,
+        "rollout.threads": part.threads,
+        "learner.threads": part.threads,
     }
     return changed(load_config(ROOT / "configs" / f"{part.recipe}.yaml"), {**fields, **fixed, **ON[device], **changes})
