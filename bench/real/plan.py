@@ -92,7 +92,6 @@ TAUGHT_FIELDS: Fields = {**CHAIN_FIELDS, "task.operations": "2,3", "task.example
 AFTER_FIELDS: Fields = {**TAUGHT_FIELDS, "task.operations": "3,3", "learner.policy_lr": 5e-6}
 CODER_FILE = ROOT / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 CODER_FIELDS: Fields = {
-    **MBPP_FIELDS,
     "model.path": str(CODER_FILE) if CODER_FILE.exists() else "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     "task.examples": json.dumps(  # without one it explains its program and tests it, in three times as many tokens
         [
@@ -113,6 +112,7 @@ CODER_FIELDS: Fields = {
 """All weights of this model would need 22 GiB on CPU."""
 CODE_FIELDS: Fields = {
     **UNBOUNDED,
+    **MBPP_FIELDS,
     **CODER_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 64,
@@ -154,7 +154,6 @@ class Part:
     fields: Fields
     budget: int = 0  # generated tokens
     data: str = ""  # data set of its problems; empty: they are generated
-    points: int = 1  # evaluations at equal distances before the last one
     last_samples: int = 4  # of each held-out problem in the last evaluation
     threads: int = 1  # two runs at a time use two cores better than one run does, if both fit into memory
     after: int | None = None  # seed index of the supervised training that its runs begin with

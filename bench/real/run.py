@@ -42,7 +42,7 @@ def schedule_of(run: Run, scale: float) -> Schedule:
     """A tuning run has half of the budget, and no held-out problem is evaluated."""
     part, tuning = PARTS[run.part], run.seed == TUNING_SEED
     budget = round(scale * (part.budget // 2 if tuning else part.budget))
-    return Schedule(budget, 0 if tuning else part.points, 0 if tuning else part.last_samples)
+    return Schedule(budget, 0 if tuning else 1, 0 if tuning else part.last_samples)
 
 
 def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:

@@ -70,6 +70,7 @@ def test_programs_are_trained_that_the_assay_hardly_ever_solves(tmp_path: Path) 
     config = configuration(Run("code", "ppo", 2), WORK, {})
     assert str(config.task.path).endswith("data/mbpp-2/code.jsonl")
     assert config.task.code.reward == "share"
+    assert (config.rollout.threads, config.learner.threads) == (2, 2)
 
 
 @pytest.mark.parametrize(("part", "arm"), [(name, arm) for name, part in PARTS.items() for arm in part.arms])
