@@ -39,10 +39,11 @@ def machine_label(device: str) -> str:
 
 
 def schedule_of(run: Run, scale: float) -> Schedule:
-    """A tuning run has half of the budget, and no held-out problem is evaluated."""
-    part, tuning = PARTS[run.part], run.seed == TUNING_SEED
-    budget = round(scale * (part.budget // 2 if tuning else part.budget))
-    return Schedule(budget, 0 if tuning else 1, 0 if tuning else part.last_samples)
+    """A tuning run has a budget of its own, and no held-out problem is evaluated."""
+    part = PARTS[run.part]
+    if part.tuning and run.seed == TUNING_SEED:
+        return Schedule(round(scale * part.tuning.budget), 0, 0)
+    return Schedule(round(scale * part.budget), 1, part.last_samples)
 
 
 def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
