@@ -176,6 +176,9 @@ def evaluate(run: Run, plan: EvaluationPlan, state: State) -> Row:
         **{f"pass@{k}": estimate.mean for k, estimate in found.overall.passes.items()},
         "levels": {level: scores.passes[1].mean for level, scores in found.levels.items()},
         "truncated": found.truncated,
+        "sets": {
+            label: {"greedy": one.success, "pass@1": one.overall.passes[1].mean} for label, one in found.sets.items()
+        },
     }
     print(json.dumps(plain(row)), flush=True)
     return row

