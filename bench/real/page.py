@@ -78,6 +78,18 @@ def level_measures(arms: Arms) -> list[Measure]:
     return [_measure(name) for name in names]
 
 
+def set_measures(arms: Arms) -> list[Measure]:
+    """Success at the end on each further evaluation set, of sampled responses and of greedy ones."""
+    results = [one for seeds in arms.values() for one in seeds.values()]
+    names = sorted({name for one in results for name in one["evaluations"][-1].get("sets", {})})
+
+    def _measure(name: str, kind: str) -> Measure:
+        missing = {kind: float("nan")}
+        return f"{name} {kind}, %", lambda one: one["evaluations"][-1].get("sets", {}).get(name, missing)[kind], 100, 1
+
+    return [_measure(name, kind) for name in names for kind in ("pass@1", "greedy")]
+
+
 def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:
     """A row of measures for each arm: means over seed indices with t intervals."""
     rows = []
@@ -211,7 +223,8 @@ def section(part: str, arms: Arms, folder: Path) -> tuple[list[str], list[Check]
     draw(arms, plot)
     table, checks = comparisons(part, arms)
     lines = [f"![success]({folder.name}/{plot.name})", "", *warnings(arms), *table]
-    return [*lines, *arm_table(arms, [*MEASURES, *level_measures(arms)]), *speed_table(arms)], checks
+    measures = [*MEASURES, *level_measures(arms), *set_measures(arms)]
+    return [*lines, *arm_table(arms, measures), *speed_table(arms)], checks
 
 
 def write_page(folder: Path, *, quick: bool) -> None:
