@@ -86,6 +86,7 @@ def main(path: Path) -> None:
         **order["about"],
         "machine": machine_label(order["device"]),
         "load": [load, os.getloadavg()[0]],
+        "model": Path(config.model.path).name,
         "rate": config.learner.policy_lr,
         "all_seconds": time.monotonic() - begun,
     }
