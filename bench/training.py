@@ -21,7 +21,7 @@ from core.run_directory import RunDirectory, write_atomically
 from trainer import build, checkpoint
 from trainer.checkpoint import RunProgress
 from trainer.collect import collect_metrics
-from trainer.evaluation.scores import EvaluationPlan, evaluate_policy
+from trainer.evaluation.scores import EvaluationPlan, evaluate_problems
 from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock
 from trainer.run import Report, Run
@@ -166,8 +166,10 @@ def _state_file(directory: RunDirectory, number: int) -> Path:
 
 
 def evaluate(run: Run, plan: EvaluationPlan, state: State) -> Row:
-    """Held-out success."""
-    found = evaluate_policy(run.pool, run.task, plan)
+    """Held-out success, and that of greedy responses on further evaluation sets."""
+    found = evaluate_problems(run.pool, run.task, run.task.evaluation, plan)
+    greedy = replace(plan, samples=0)
+    sets = {label: evaluate_problems(run.pool, run.task, one.problems, greedy) for label, one in run.task.sets.items()}
     row: Row = {
         "iteration": len(state.iterations),
         "generated": state.generated,
@@ -176,9 +178,7 @@ def evaluate(run: Run, plan: EvaluationPlan, state: State) -> Row:
         **{f"pass@{k}": estimate.mean for k, estimate in found.overall.passes.items()},
         "levels": {level: scores.passes[1].mean for level, scores in found.levels.items()},
         "truncated": found.truncated,
-        "sets": {
-            label: {"greedy": one.success, "pass@1": one.overall.passes[1].mean} for label, one in found.sets.items()
-        },
+        "sets": {label: {"greedy": one.success} for label, one in sets.items()},
     }
     print(json.dumps(plain(row)), flush=True)
     return row

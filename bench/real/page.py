@@ -79,15 +79,20 @@ def level_measures(arms: Arms) -> list[Measure]:
 
 
 def set_measures(arms: Arms) -> list[Measure]:
-    """Success at the end on each further evaluation set, of sampled responses and of greedy ones."""
+    """Success of greedy responses at the end on each further evaluation set."""
     results = [one for seeds in arms.values() for one in seeds.values()]
     names = sorted({name for one in results for name in one["evaluations"][-1].get("sets", {})})
 
-    def _measure(name: str, kind: str) -> Measure:
-        missing = {kind: float("nan")}
-        return f"{name} {kind}, %", lambda one: one["evaluations"][-1].get("sets", {}).get(name, missing)[kind], 100, 1
+    def _measure(name: str) -> Measure:
+        missing = {"greedy": float("nan")}
+        return (
+            f"{name} greedy, %",
+            lambda one: one["evaluations"][-1].get("sets", {}).get(name, missing)["greedy"],
+            100,
+            1,
+        )
 
-    return [_measure(name, kind) for name in names for kind in ("pass@1", "greedy")]
+    return [_measure(name) for name in names]
 
 
 def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:

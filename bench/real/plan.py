@@ -253,12 +253,11 @@ def humaneval_file(work: Path) -> Path:
 
 
 def humaneval_set(work: Path) -> Fields:
-    """The evaluation set: one sampled response of each problem besides the greedy one."""
+    """The evaluation set."""
     return {
         "label": "humaneval",
         "name": "humaneval",
         "path": str(humaneval_file(work)),
-        "samples": 1,
         "template": "Write this function without its docstring.\n{prompt}",
         "columns": {"prompt": "prompt", "tests": "test", "entry_point": "entry_point"},
     }

@@ -250,10 +250,10 @@ def test_the_tables_of_a_part(tmp_path: Path) -> None:
     levels = page.arm_table(arms, page.level_measures(arms))  # 25 and 50: mean 37.5, deviation 17.68, half 158.8
     assert levels[2:4] == ["| neither | 1 | - | - |", "| both | 2 | 37.5 (-121.3 to 196.3) | 0.0 |"]
     assert page.set_measures(arms) == []
-    arms["neither"][1]["evaluations"][-1]["sets"] = {"humaneval": {"pass@1": 0.125, "greedy": 0.25}}
+    arms["neither"][1]["evaluations"][-1]["sets"] = {"humaneval": {"greedy": 0.25}}
     sets = page.arm_table(arms, page.set_measures(arms))
-    assert sets[0] == "| arm | seeds | humaneval pass@1, % | humaneval greedy, % |"
-    assert sets[2:4] == ["| neither | 1 | 12.5 (one seed) | 25.0 (one seed) |", "| both | 2 | - | - |"]
+    assert sets[0] == "| arm | seeds | humaneval greedy, % |"
+    assert sets[2:4] == ["| neither | 1 | 25.0 (one seed) |", "| both | 2 | - |"]
     page.draw(arms, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
