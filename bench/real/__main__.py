@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.models import ROOT
 from bench.real.page import write_page
-from bench.real.plan import ON, PARTS, matrix, tuning_matrix
+from bench.real.plan import ON, PARTS, TUNED, matrix, tuning_matrix
 from bench.report import RESULTS
 from bench.runs import Orders, perform_all
 from core.run_directory import read_jsonl
@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
         part = PARTS[given.part]
         if unknown := [arm for arm in given.arms or () if arm not in part.arms]:
             parser.error(f"--arms {unknown[0]}: {given.part} has the arms {', '.join(part.arms)}")
-        if given.tune and not part.tuning:
+        if given.tune and not (part.tuned and TUNED in part.arms):
             parser.error(f"--tune: nothing is tuned in {given.part}")
     return given
 
@@ -44,7 +44,7 @@ def main() -> None:
         write_page(results, quick=given.results is not None)
         return
     part, tuning = PARTS[given.part], results / f"{given.part}_tuning.jsonl"
-    tried = read_jsonl(tuning) if part.tuning else []
+    tried = read_jsonl(tuning) if part.tuned else []
     planned = matrix(given.part, given.arms or part.arms, given.seeds or (), tried)
     orders = Orders("bench.real.run", work, given.scale, given.device, dict(text.split("=", 1) for text in given.set))
     if given.tune:

@@ -1,6 +1,7 @@
 """The tables and plots of the page, from the tables of results. Invariant: no mean without its interval (but of equal
 values) and the number of seed indices, and no decision before all planned runs are there."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ MEASURES: Sequence[Measure] = (
     ("at all, %", lambda one: at_end(one, "covered"), 100, 0),
     ("replayed starts, %", lambda one: over_run(one, "replay_share"), 100, 0),
     ("replayed success, %", lambda one: over_run(one, "replay_success"), 100, 0),
+    ("replayed 4 p (1 - p)", lambda one: over_run(one, "replayed_learnability"), 1, 2),
     ("imitated", lambda one: over_run(one, "imitated"), 1, 1),
     ("optimizer steps", lambda one: float(sum(one["iterations"]["policy_steps"])), 1, 0),
     ("trained tokens, k", lambda one: float(sum(one["iterations"]["trained_tokens"])), 1e-3, 0),
@@ -95,14 +97,21 @@ def set_measures(arms: Arms) -> list[Measure]:
     return [_measure(name) for name in names]
 
 
+def cell(values: Sequence[float], scale: float, digits: int) -> str:
+    """A mean over the seed indices that have a value, with its interval; how many, if not all do."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "-"
+    text = with_interval(difference(known), scale, digits)
+    return f"{text}, {len(known)} seeds" if 1 < len(known) < len(values) else text
+
+
 def arm_table(arms: Arms, measures: Sequence[Measure]) -> list[str]:
     """A row of measures for each arm: means over seed indices with t intervals."""
     rows = []
     for arm, seeds in arms.items():
         results = [seeds[seed] for seed in sorted(seeds)]
-        cells = [
-            with_interval(difference([of(one) for one in results]), scale, digits) for _, of, scale, digits in measures
-        ]
+        cells = [cell([of(one) for one in results], scale, digits) for _, of, scale, digits in measures]
         rows.append([f"{arm}{', diverged' * any(one['diverged'] for one in results)}", str(len(results)), *cells])
     return grid(["arm", "seeds", *(title for title, *_ in measures)], rows)
 
@@ -112,7 +121,8 @@ def speed_table(arms: Arms) -> list[str]:
     found: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for arm, seeds in arms.items():
         for result in seeds.values():
-            label = result["machine"] + ", loaded" * (max(result["load"]) >= IDLE)
+            threads = f", {result['threads']} threads" if result.get("threads", 1) > 1 else ""
+            label = result["machine"] + threads + ", loaded" * (max(result["load"]) >= IDLE)
             found[label][arm].append(result)
     rows = [
         [machine, arm, with_interval(difference([seconds(one) for one in results]), 1.0, 1), str(len(results))]

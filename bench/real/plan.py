@@ -18,6 +18,7 @@ NO_REPLAY: Fields = {"replay.ratio": 0.0}
 NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
 UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of the arms that do not name them
 REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
+FAST: Fields = {"learner.policy_lr": 5e-5}  # 2.5 times the rate of the sums
 SOLUTIONS: Fields = {**REPLAYED, "replay.canonical": True}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,
@@ -40,14 +41,19 @@ ARMS: Mapping[str, Fields] = {
     "share_half": {**SOLUTIONS, "replay.ratio": 0.5},
     "no_discoveries": {**SOLUTIONS, "replay.discoveries": 0},
     "unbounded": {**SOLUTIONS, "replay.bounded": False},
+    "ppo_fast": {**NEITHER, **FAST},
+    "canonical_fast": {**SOLUTIONS, **FAST},
 }
 TUNING_SEED = 0
+RATES = (5e-6, 1e-5)  # tried in a tuned part
+TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
     ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"), ("checked", "ppo"),
     ("checked", "replayed"), ("canonical", "replayed"), ("replayed", "paper"),
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
+    ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
@@ -144,15 +150,6 @@ ASSAY_FIELDS: Fields = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """The runs that choose the learning rate of a part."""
-
-    arms: tuple[str, ...]  # each tries all rates; the others have the rate of the first
-    rates: tuple[float | None, ...]  # None: that of the recipe
-    budget: int  # generated tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """A part of the experiment."""
 
@@ -165,7 +162,7 @@ class Part:
     last_samples: int = 4  # of each held-out problem in the last evaluation
     threads: int = 1  # two runs at a time use two cores better than one run does, if both fit into memory
     after: int | None = None  # seed index of the supervised training that its runs begin with
-    tuning: Tuning | None = None  # None: all arms have the learning rate of the recipe
+    tuned: bool = False  # whether the learning rate is
     humaneval: bool = False  # whether its runs are evaluated on it, too
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
@@ -175,17 +172,16 @@ HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_im
 CODE_ARMS = ("ppo", "canonical", "imitate", "replayed")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
-FEWER = dict.fromkeys(("dapo", "paper", *DOSES), 3)
-SUMS_TUNING = Tuning(("neither",), (5e-6, 1e-5), 30_000)
-HARD_TUNING = Tuning(("ppo", "canonical"), (None, 5e-5), 20_000)
+FASTER = ("ppo_fast", "canonical_fast")
+FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES), 12, HARD_FIELDS, 20_000, tuning=HARD_TUNING, fewer=FEWER),
+    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER), 12, HARD_FIELDS, 20_000, fewer=FEWER),
     "few": Part("sums_smollm2", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
     "after": Part("sums_smollm2", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("sums_smollm2", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
     "sums": Part(
-        "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuning=SUMS_TUNING, fewer={"replay": 3, "grpo": 3}
+        "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}
     ),
     "code_assay": Part("mbpp_smollm2", ("mbpp",), 1, {**ASSAY_FIELDS, **CODER_FIELDS}, data="mbpp", threads=2),
     "code": Part("mbpp_smollm2", CODE_ARMS, 3, CODE_FIELDS, 36_000, data="mbpp", threads=2, humaneval=True),
@@ -193,43 +189,33 @@ PARTS: Mapping[str, Part] = {
 ASSAYS = ("assay", "code_assay")  # parts that train nothing; the second chooses the problems of `code`
 
 
-def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tried: Sequence[Result]) -> list[Run]:
-    """All runs of a part: every arm once before the next seed index, each with the rate that was tuned for it. Without
-    `seeds` those that are planned."""
-    plan, rates = PARTS[part], {arm: best_rate(part, arm, tried) for arm in arms}
+def matrix(part: str, arms: Sequence[str], seeds: Sequence[int], tuning: Sequence[Result]) -> list[Run]:
+    """All runs of a part: every arm once before the next seed index. All have the rate that was tuned for the part.
+    Without `seeds` those that are planned."""
+    rate, plan = best_rate(tuning), PARTS[part]
     if seeds:
-        return [Run(part, arm, seed, rates[arm]) for seed in seeds for arm in arms]
+        return [Run(part, arm, seed, rate) for seed in seeds for arm in arms]
     every = range(1, plan.seeds + 1)
-    return [
-        Run(part, arm, seed, rates[arm]) for seed in every for arm in arms if seed <= plan.fewer.get(arm, plan.seeds)
-    ]
+    return [Run(part, arm, seed, rate) for seed in every for arm in arms if seed <= plan.fewer.get(arm, plan.seeds)]
 
 
 def tuning_matrix(part: str) -> list[Run]:
-    """The tuning runs of a part; none where nothing is tuned."""
-    tuning = PARTS[part].tuning
-    return [Run(part, arm, TUNING_SEED, rate) for rate in tuning.rates for arm in tuning.arms] if tuning else []
+    """The tuning runs."""
+    return [Run(part, TUNED, TUNING_SEED, rate) for rate in RATES]
 
 
-def best_rate(part: str, arm: str, tried: Sequence[Result]) -> float | None:
-    """The rate of an arm: of those that it tried the one with the highest success from the root over the last third of
-    the iterations, of equal ones the first. An arm that tried none has the rate of the part's first tuned arm. None
-    until all rates were tried, and where the recipe's is the best."""
-    tuning = PARTS[part].tuning
-    if tuning is None:
+def best_rate(rows: Sequence[Result]) -> float | None:
+    """The rate with the highest success from the root over the last third of a tuning run's iterations, of equal ones
+    the smallest. None until all rates were tried."""
+    if {row["run"]["rate"] for row in rows} != set(RATES):
         return None
-    of = arm if arm in tuning.arms else tuning.arms[0]
-    rows = {row["run"]["rate"]: row for row in tried if row["run"]["arm"] == of}
-    if rows.keys() != set(tuning.rates):
-        return None
-    return max(tuning.rates, key=lambda rate: late_success(rows[rate]))
 
+    def _rank(row: Result) -> tuple[float, float]:
+        root = row["iterations"]["root_success"]
+        last = root[len(root) - max(1, len(root) // 3) :]
+        return sum(last) / len(last), -row["run"]["rate"]
 
-def late_success(row: Result) -> float:
-    """Mean success from the root over the last third of a run's iterations."""
-    root = row["iterations"]["root_success"]
-    last = root[len(root) - max(1, len(root) // 3) :]
-    return float(sum(last) / len(last))
+    return float(max(rows, key=_rank)["run"]["rate"])
 
 
 def supervised_model(work: Path, seed: int) -> Path:

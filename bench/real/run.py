@@ -39,11 +39,10 @@ def machine_label(device: str) -> str:
 
 
 def schedule_of(run: Run, scale: float) -> Schedule:
-    """A tuning run has a budget of its own, and no held-out problem is evaluated."""
-    part = PARTS[run.part]
-    if part.tuning and run.seed == TUNING_SEED:
-        return Schedule(round(scale * part.tuning.budget), 0, 0)
-    return Schedule(round(scale * part.budget), 1, part.last_samples)
+    """A tuning run has half of the budget, and no held-out problem is evaluated."""
+    part, tuning = PARTS[run.part], run.seed == TUNING_SEED
+    budget = round(scale * (part.budget // 2 if tuning else part.budget))
+    return Schedule(budget, 0 if tuning else 1, 0 if tuning else part.last_samples)
 
 
 def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
@@ -51,7 +50,7 @@ def perform(run: Run, config: Config, order: Mapping[str, Any]) -> Row:
     with opened(run.name, config) as (parts, resolved, directory):
         if run.part in ASSAYS:
             return measure(parts, resolved, directory, order["scale"])
-        before = first_evaluation(read_jsonl(Path(order["table"])), run)
+        before = first_evaluation(read_jsonl(Path(order["table"])), run, Path(config.model.path).name)
         found = train(parts, resolved, directory, schedule_of(run, order["scale"]), before)
         folder = directory.path / "store"
         folder.mkdir()
@@ -65,10 +64,14 @@ def store_at_the_end(config: ReplayConfig, folder: Path) -> dict[str, dict[str, 
     return by_provenance(states_table(read_shards(folder, folder, config))) if folder.is_dir() else {}
 
 
-def first_evaluation(table: Sequence[Row], run: Run) -> list[Row]:
+def first_evaluation(table: Sequence[Row], run: Run, model: str) -> list[Row]:
     """What another arm of the seed index measured before its training, in a list; empty if none did. It was the same
-    model, with the same draws. One that left out an evaluation set does not count."""
-    known = [row["evaluations"][0] for row in table if row["run"]["seed"] == run.seed and row.get("evaluations")]
+    model, with the same draws. One of another model, or without an evaluation set of the part, does not count."""
+    known = [
+        row["evaluations"][0]
+        for row in table
+        if row["run"]["seed"] == run.seed and row.get("evaluations") and row.get("model", model) == model
+    ]
     return [one for one in known if one.get("sets") or not PARTS[run.part].humaneval][:1]
 
 
@@ -86,6 +89,7 @@ def main(path: Path) -> None:
         **order["about"],
         "machine": machine_label(order["device"]),
         "load": [load, os.getloadavg()[0]],
+        "threads": config.learner.threads,
         "model": Path(config.model.path).name,
         "rate": config.learner.policy_lr,
         "all_seconds": time.monotonic() - begun,

@@ -1,5 +1,6 @@
 """The pure parts of `bench.real`: splits, arms, tables worked out by hand, and the rule of decision."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from actors.options import check_options
 from bench.real import assay, assay_page, page
 from bench.real.page import comparisons, decide
-from bench.real.plan import ARMS, ON, PARTS, best_rate, configuration, matrix, tuning_matrix
+from bench.real.plan import ARMS, ON, PARTS, RATES, best_rate, configuration, matrix, tuning_matrix
 from bench.real.run import first_evaluation, schedule_of, store_at_the_end
 from bench.real.splits import MOST, USUAL_TEST, hard, held_out_mbpp, split_mbpp, successes
 from bench.runs import Run, append_line, arms_of
@@ -112,44 +113,33 @@ def test_a_device_changes_what_its_fields_name() -> None:
     check_options(configuration(run, WORK, {}, "cuda").rollout, "cuda")
 
 
-def tried(arm: str, rate: float | None, *root: float) -> dict[str, Any]:
-    """The result of a tuning run with these successes from the root."""
-    return {"run": {"arm": arm, "rate": rate}, "iterations": {"root_success": list(root)}}
-
-
-def test_all_arms_of_the_sums_have_the_rate_of_the_baseline() -> None:
+def test_the_baseline_alone_is_tuned_and_all_arms_have_its_rate() -> None:
     runs = tuning_matrix("sums")
-    assert [(run.arm, run.rate) for run in runs] == [("neither", 5e-6), ("neither", 1e-5)]
+    assert {(run.arm, run.rate) for run in runs} == {("neither", rate) for rate in RATES}
     assert len({run.name for run in runs}) == len(runs)
+
+    def _tried(rate: float, root: list[float]) -> dict[str, Any]:
+        return {"run": {"arm": "neither", "rate": rate}, "iterations": {"root_success": root}}
+
     # the last third is the last two of six
-    rows = [tried("neither", 5e-6, 0, 0, 0, 0, 0.25, 0.25), tried("neither", 1e-5, 0.9, 0, 0, 0, 0, 0.5)]
-    assert best_rate("sums", "both", rows) == 5e-6  # as good as the other, and before it
-    assert best_rate("sums", "neither", rows[:1]) is None
-    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], rows)] == [5e-6, 5e-6]
-    assert [run.seed for run in matrix("sums", ["grpo", "both"], (), rows) if run.arm == "grpo"] == [1, 2, 3]  # of six
-
-
-def test_ppo_and_replay_of_hard_sums_are_tuned_apart() -> None:
-    assert [(run.arm, run.rate) for run in tuning_matrix("hard")] == [
-        ("ppo", None), ("canonical", None), ("ppo", 5e-5), ("canonical", 5e-5),
-    ]  # fmt: skip
-    rows = [
-        tried("ppo", None, 0.1),
-        tried("ppo", 5e-5, 0.2),
-        tried("canonical", None, 0.2),
-        tried("canonical", 5e-5, 0),
+    found = [
+        _tried(RATES[0], [0, 0, 0, 0, 0.25, 0.25]),
+        _tried(RATES[1], [0.9, 0, 0, 0, 0, 0.5]),
     ]
-    found = {run.arm: run.rate for run in matrix("hard", ["ppo", "canonical", "imitate"], [1], rows)}
-    assert found == {"ppo": 5e-5, "canonical": None, "imitate": 5e-5}
-    assert tuning_matrix("chain") == []
+    assert best_rate(found) == RATES[0]  # as good as the other, and smaller
+    assert best_rate(found[:1]) is None
+    assert [run.rate for run in matrix("sums", ["both", "neither"], [1], found)] == [RATES[0], RATES[0]]
+    assert [run.seed for run in matrix("sums", ["grpo", "both"], (), found) if run.arm == "grpo"] == [1, 2, 3]  # of six
 
 
 def test_the_model_before_training_is_evaluated_once_for_a_seed_index() -> None:
     table = [result("both", 1, 0.5), result("both", 2, 0.25)]
     table[0]["evaluations"][0]["pass@1"] = 0.125
-    assert first_evaluation(table, Run("sums", "imitation", 1)) == [{"pass@1": 0.125}]
-    assert first_evaluation(table, Run("sums", "imitation", 3)) == []
-    assert first_evaluation(table, Run("code", "imitate", 1)) == []  # HumanEval is not among its sets
+    assert first_evaluation(table, Run("sums", "imitation", 1), "m") == [{"pass@1": 0.125}]
+    assert first_evaluation(table, Run("sums", "imitation", 3), "m") == []
+    assert first_evaluation(table, Run("code", "imitate", 1), "m") == []  # HumanEval is not among its sets
+    table[0]["model"] = "another"
+    assert first_evaluation(table, Run("sums", "imitation", 1), "m") == []
 
 
 def result(arm: str, seed: int, success: float) -> dict[str, Any]:
@@ -188,10 +178,9 @@ def test_nothing_is_decided_where_nothing_was_learnt() -> None:
     assert "none" not in lines[2]
 
 
-def test_a_tuning_run_has_a_budget_of_its_own_and_no_evaluation() -> None:
-    tuning, usual = schedule_of(Run("sums", "neither", 0, 5e-6), 0.5), schedule_of(Run("sums", "neither", 1), 0.5)
-    assert (tuning.budget, tuning.points, tuning.last_samples) == (15_000, 0, 0)
-    assert (usual.budget, usual.points, usual.last_samples) == (30_000, 1, 4)
+def test_a_tuning_run_has_half_of_the_budget_and_no_evaluation() -> None:
+    tuning, usual = schedule_of(Run("sums", "neither", 0, 5e-6), 1.0), schedule_of(Run("sums", "neither", 1), 1.0)
+    assert (tuning.budget, tuning.points, tuning.last_samples) == (usual.budget // 2, 0, 0)
 
 
 def trained(arm: str, seed: int, *success: float) -> dict[str, Any]:
@@ -241,6 +230,8 @@ def test_the_tables_of_a_part(tmp_path: Path) -> None:
     assert all("loaded" in line for line in page.speed_table(arms)[2:4])
     arms["neither"][1]["load"] = [0.1, 2.5]
     assert "loaded" not in page.speed_table(arms)[2]
+    arms["neither"][1]["threads"] = 2
+    assert page.speed_table(arms)[2].startswith("| a processor, 2 cores, 2 threads | neither |")
     assert page.warnings(arms) == ["Commits: abc.", ""]
     arms["neither"][1] |= {"machine": "another"}
     assert "both - imitation (1)" in page.warnings({"imitation": arms["neither"], "both": arms["both"]})[1]
@@ -254,6 +245,7 @@ def test_the_tables_of_a_part(tmp_path: Path) -> None:
     sets = page.arm_table(arms, page.set_measures(arms))
     assert sets[0] == "| arm | seeds | humaneval greedy, % |"
     assert sets[2:4] == ["| neither | 1 | 25.0 (one seed) |", "| both | 2 | - |"]
+    assert page.cell([0.25, math.nan, 0.25], 100, 0) == "25, 2 seeds"
     page.draw(arms, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
