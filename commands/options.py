@@ -167,7 +167,12 @@ COMMANDS: Mapping[str, Command] = {
         "commands.replay:show_states", "RUN", "Show or export the states of a run's replay store.", [_replay], False
     ),
     "inspect": Command(
-        "commands.inspect:inspect_run", "RUN", "Show a run's replay store in a browser, live.", [_inspect], False
+        "commands.inspect:inspect_run",
+        "RUN",
+        "Show a run's replay store in a browser, live, and what the run did with each of its problems: visits, depths "
+        "of the replayed states, first success from the root and at all.",
+        [_inspect],
+        False,
     ),
     "runs": Command("commands.runs:list_runs", "[ROOT]", "List the runs of a folder.", [_runs], False),
     "report": Command(

@@ -24,7 +24,7 @@ WIDTH = 120  # characters of a plain line; all numbers are in metrics.jsonl and 
 COLUMNS = 6  # newest iterations shown after the first one; fewer if the terminal has less than 100 columns
 CAPTION, COLUMN = 22, 10  # most characters of a caption and of an iteration's column
 ETA_WINDOW = 10  # iterations from which the remaining time is estimated
-ROOMY = 30  # with at least so many terminal lines, empty lines separate the groups
+ROOMY = 30  # with at least so many terminal lines, empty lines separate the groups, and `MORE` is shown
 
 
 class _Row(NamedTuple):
@@ -92,6 +92,14 @@ GROUPS = (
         _Row("whole iteration", "", "total_seconds", _seconds),
     ),
 )
+
+
+MORE = (
+    _Row("ever solved from root", "", "covered_from_root", _share),
+    _Row("problems visited", "", "visited", _share),
+    _Row("visits of each", "", "visits", "{:.1f}".format),
+)
+"""What a tall terminal shows, too."""
 
 
 def duration(seconds: float) -> str:
@@ -240,14 +248,14 @@ class RunConsole:
 
 
 def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
-    """Rows: metrics in groups, separated if `roomy`; columns: the iterations. A dash stands for NaN."""
+    """Rows: metrics in groups, separated and with `MORE` if `roomy`; columns: the iterations. A dash stands for NaN."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("iteration", no_wrap=True)
     for metrics in shown:
         style = "bold" if metrics is shown[-1] else ""
         table.add_column(str(metrics.iteration), justify="right", no_wrap=True, style=style)
     values = [flatten(metrics) for metrics in shown]
-    for group in GROUPS:
+    for group in (*GROUPS, MORE) if roomy else GROUPS:
         if roomy and group is not GROUPS[0]:
             table.add_row("")
         for row in group:

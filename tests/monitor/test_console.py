@@ -10,6 +10,7 @@ from rich.console import Console
 
 from monitor.console import (
     COLUMNS,
+    ROOMY,
     WIDTH,
     RunConsole,
     byte_count,
@@ -110,6 +111,15 @@ def test_the_table_fits_100_columns_and_24_lines() -> None:
     (replayed,) = [line for line in lines if line.startswith("success, replayed")]
     assert replayed.split()[2] == "-"  # nothing was replayed in the first iteration
     assert "50.0 %" in replayed
+
+
+def test_a_tall_terminal_shows_more_and_it_fits() -> None:
+    stream = io.StringIO()
+    first = replace(iteration(1), covered_from_root=0.25, visited=1.0, visits=3.5)
+    Console(file=stream, width=100, height=ROOMY).print(metrics_table([first], roomy=True))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= ROOMY - 4
+    assert [line.split()[-1] for line in lines[-3:]] == ["%", "%", "3.5"]
 
 
 def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
