@@ -28,7 +28,7 @@ class ReplayConfig(Section):
         description=f"How the store ranks states: {', '.join(names('replay.ranking'))} (formulas in replay/rankings/), "
         "or your own class as module:class. Measured: docs/method.md, Defaults.",
     )
-    start_states: Count = 512
+    start_states: Count = 64
     """States in the store before replay begins."""
     shards: Count = 1
     """Shard actors; problems are hashed to them. More than one only spreads memory over nodes."""

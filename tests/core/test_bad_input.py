@@ -166,7 +166,7 @@ def test_a_bad_recipe_is_one_line(content: bytes, told: str, tmp_path: Path) -> 
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 512"),
+    ({"replay": {"ratio": 0.5, "capacity": 10}}, "replay.capacity = 10 is less than replay.start_states = 64"),
     ({"rollout": {"sleep": True}}, "rollout.sleep moves weights off a GPU"),
     ({"rollout": {"starts": 10, "samples": 3}}, "do not divide"),
     ({"learner": {"minibatches": 256, "ranks": 4}}, "fewer than learner.ranks = 4"),
