@@ -149,11 +149,6 @@ class Verdict:
     parts: tuple[tuple[str, float], ...] = ()  # label and value of each of several rewards that apply
     share: float | None = None  # of the task that is solved, in [0, 1], if that is graded: tests passed, a score
 
-    @property
-    def success(self) -> float:
-        """How much of the task is solved, in [0, 1]; without a grade 1 if the response is correct, else 0."""
-        return float(self.correct) if self.share is None else self.share
-
 
 def _empty() -> FloatArray:
     return np.zeros(0, np.float32)

@@ -53,7 +53,7 @@ class Life:
 
     def visit(self, visit: Sequence[Rollout]) -> None:
         """Note all rollouts from the root of one iteration."""
-        self.root = [*self.root[:1], sum(rollout.verdict.success for rollout in visit) / len(visit)]
+        self.root = [*self.root[:1], sum(rollout.verdict.correct for rollout in visit) / len(visit)]
         self.root_succeeds = any(rollout.verdict.correct for rollout in visit)
 
 
@@ -77,7 +77,7 @@ class Coverage(StartSource):
             self.lives[problem_id].visit(visit)
         states = continued(rollouts)
         wins, tried = self._replayed
-        successes = sum(rollout.verdict.success for rollout in states)
+        successes = sum(rollout.verdict.correct for rollout in states)
         self._replayed = [DECAY * wins + successes, DECAY * tried + len(states)]
 
     @property

@@ -53,7 +53,7 @@ class States(NamedTuple):
             return Provenance.CANONICAL
         if verdict.correct:
             return Provenance.OWN_SUCCESSFUL
-        part = self.checked or verdict.success > FORM
+        part = self.checked or (verdict.share or 0.0) > FORM
         return Provenance.OWN_PARTIAL if part else Provenance.OWN_FAILED
 
 

@@ -17,7 +17,6 @@ from replay.success import Feature, Known, fit, strength
 
 NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts
 REMEMBERED = 8192  # drawn states whose features are kept until their outcomes arrive: more than are ever in flight
-SAME_SQUARES = 4.0  # outcomes that count as either success or failure before there are any
 LEAST_SPREAD = 1e-6  # deviation of values that counts as none: an untrained critic gives one number for all states
 
 
@@ -27,12 +26,10 @@ class Evidence:
 
     # one row per drawn state with outcomes, and one per call for all roots
     features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
-    wins: Reals = field(default_factory=lambda: np.zeros(0))  # [N] sums of successes
-    losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N] sums of 1 - success
-    success: float = 0.0  # sum over all outcomes, of roots too
-    squares: float = 0.0  # the same of success^2
+    wins: Reals = field(default_factory=lambda: np.zeros(0))  # [N] successes
+    losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N] failures
     # Sums over the pairs of continuations of one state.
-    differing: float = 0.0  # (difference of their successes)^2: 1 where one of them succeeds and one fails
+    differing: float = 0.0  # 1 where one of them succeeds and one fails
     expected: float = 0.0  # the same, if all states of equal predicted chance had equal true chance
     value_count: float = 0.0  # of the critic's values
     value_sum: float = 0.0
@@ -44,8 +41,7 @@ class Evidence:
     fresh: int = 0  # the same since then
     unsolved: int = 0
     root_tried: int = 0  # rollouts from roots since then
-    root_success: float = 0.0  # the sum of their successes
-    root_squares: float = 0.0
+    root_solved: int = 0  # of these, successes
     drawn: dict[int, Known] = field(default_factory=dict)  # by the keys of drawn states
 
     @property
@@ -58,8 +54,7 @@ class Evidence:
         rollouts = [states.rollout for states in found]
         roots = [r for r in rollouts if r.use is not Use.SOLUTION and r.start.from_root]
         self.root_tried += len(roots)
-        self.root_success += sum(r.verdict.success for r in roots)
-        self.root_squares += sum(r.verdict.success**2 for r in roots)
+        self.root_solved += sum(r.verdict.correct for r in roots)
         problems = {r.start.problem_id for r in roots}
         won = {r.start.problem_id for r in roots if r.verdict.correct}
         self.fresh += len(problems)
@@ -85,24 +80,21 @@ class Evidence:
         self.value_count *= DECAY
         self.value_sum *= DECAY
         self.value_squares *= DECAY
-        found: dict[int, list[float]] = {}
+        found: dict[int, list[bool]] = {}
         for outcome in outcomes:
             if (key := outcome.start.state_key) is not None and key in self.drawn:
-                found.setdefault(key, []).append(outcome.verdict.success)
+                found.setdefault(key, []).append(outcome.verdict.correct)
         self.join([self.drawn[key] for key in found], list(found.values()), DECAY)
         self.join_roots()
         self.fresh = self.unsolved = 0
 
-    def join(self, known: Sequence[Known], successes: Sequence[Sequence[float]], decay: float) -> None:
+    def join(self, known: Sequence[Known], successes: Sequence[Sequence[bool]], decay: float) -> None:
         """Decay the rows, and append new ones: states [M] with what was known of them, and their outcomes [M][n]."""
-        share, self.success, self.squares = self.square_share, decay * self.success, decay * self.squares
         self.differing, self.expected = decay * self.differing, decay * self.expected
         for state, outcomes in zip(known, successes, strict=True):
-            total, squares, count = sum(outcomes), sum(one * one for one in outcomes), len(outcomes)
-            self.success += total
-            self.squares += squares
-            self.differing += count * squares - total**2
-            self.expected += count * (count - 1) * max(share * state.chance - state.chance**2, 0.0)
+            total, count = sum(outcomes), len(outcomes)
+            self.differing += count * total - total**2
+            self.expected += count * (count - 1) * (state.chance - state.chance**2)
         wins = np.array([sum(outcomes) for outcomes in successes], np.float64)
         tried = np.array([len(outcomes) for outcomes in successes], np.float64)
         self.wins, self.losses = decay * self.wins, decay * self.losses
@@ -111,17 +103,10 @@ class Evidence:
     def join_roots(self) -> None:
         """Append the rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
         if self.root_tried:
-            root, wins = {Feature.ONE: 1.0, Feature.LEFT: 1.0}, self.root_success
+            root, wins = {Feature.ONE: 1.0, Feature.LEFT: 1.0}, float(self.root_solved)
             row = [root.get(feature, 0.0) for feature in Feature]
             self._append([row], np.array([wins]), np.array([self.root_tried - wins]))
-        self.success += self.root_success
-        self.squares += self.root_squares
-        self.root_tried, self.root_success, self.root_squares = 0, 0.0, 0.0
-
-    @property
-    def square_share(self) -> float:
-        """`SuccessModel.squares`."""
-        return (self.squares + SAME_SQUARES) / (self.success + SAME_SQUARES)
+        self.root_tried, self.root_solved = 0, 0
 
     def _append(self, features: list[list[float]], wins: Reals, losses: Reals) -> None:
         rows = np.array(features).reshape(-1, len(Feature))
@@ -141,7 +126,7 @@ class Evidence:
         if not of_success:
             return SuccessModel(centre=self.centre, spread=self.spread)
         weights, alike = fit(self.features, self.wins, self.losses), strength(self.expected, self.differing)
-        return SuccessModel(weights, alike, self.centre, self.spread, self.square_share)
+        return SuccessModel(weights, alike, self.centre, self.spread)
 
     def to_json(self) -> dict[str, Any]:
         """The evidence, for the manifest of a checkpoint."""

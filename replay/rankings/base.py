@@ -32,7 +32,6 @@ class SuccessModel:
     strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
     centre: float = 0.0  # mean of the critic's values
     spread: float = 1.0  # their standard deviation
-    squares: float = 1.0  # E[success^2] / E[success] of a continuation: 1 if it succeeds or fails, less if it is graded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,8 @@ class StateColumns:
     left: FloatArray  # share of that trajectory's decisions that are still to come
     value: FloatArray  # the critic's V(s)
     provenance: npt.NDArray[np.uint8]  # core.records.Provenance
-    wins: FloatArray  # decayed sum of the successes of its continuations, each in [0, 1]
-    losses: FloatArray  # the same of 1 - success
-    squares: FloatArray  # the same of success^2: equal to `wins` if a continuation succeeds or fails
+    wins: FloatArray  # its continuations that succeeded, decayed
+    losses: FloatArray  # the same of those that failed
     tried: Index  # continuations so far, not decayed
     root_wins: FloatArray  # the same of rollouts of the problem from its root
     root_losses: FloatArray

@@ -37,13 +37,12 @@ def example_states() -> StateColumns:
         "provenance": [failed, won, won, canonical, partial, failed, won, won, canonical, partial],
         "wins": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
         "losses": [4, 3, 1, 0, 2, 0, 0, 2, 0, 4],
-        "squares": [0, 1, 3, 0, 2, 0, 0, 2, 0, 0],
         "tried": [4, 4, 4, 0, 4, 0, 0, 4, 0, 4],
         "root_wins": [1, 1, 1, 1, 1, 9, 9, 9, 9, 9],
         "root_losses": [7, 7, 7, 7, 7, 0, 0, 0, 0, 0],
         "root_solved": [1, 1, 1, 1, 1, 9, 9, 9, 9, 9],
     }
-    reals = ("left", "value", "wins", "losses", "squares", "root_wins", "root_losses")
+    reals = ("left", "value", "wins", "losses", "root_wins", "root_losses")
     types: dict[str, Any] = {"provenance": np.uint8} | dict.fromkeys(reals, np.float32)
     arrays: dict[str, Any] = {name: np.array(given, types.get(name, np.int64)) for name, given in columns.items()}
     return StateColumns(**arrays)

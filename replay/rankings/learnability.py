@@ -1,10 +1,9 @@
 """The ranking `learnability`: replay what teaches most, and only problems that the root does not solve yet.
 
-p is the mean success of a continuation and q that of its square (`replay/success.py`). A group teaches by how much its
-rewards differ, so a state is worth their variance. It is 4 p (1 - p) where a continuation succeeds or fails, for then
-q = p:
+p is the chance that a continuation succeeds (`replay/success.py`). A group teaches by how much its outcomes differ, so
+a state is worth their variance:
 
-    worth    = 4 (q - p^2)
+    worth    = 4 p (1 - p)
     priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
 
 At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in
@@ -25,7 +24,8 @@ A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) fa
 start moves back towards the root. A lucky success proves nothing: continuations of its chain fail, which lowers p of
 these states, of their problem, and a little of all states of successes. States of own failures begin below 0.05; a
 critic that has predicted outcomes elsewhere can lift them. Those of failures that solve part of their task begin like
-those of a success, and so do those whose text the task finds right (`replay.exclude_wrong`). The tokens that a
+those of a success, and so do those whose text the task finds right (`replay.exclude_wrong`); after a visit of one whose
+continuations all fail, the others rest, too. The tokens that a
 continuation takes do not count: divided by them, the priority stays at the ends of chains for too long.
 
 Nor do the steps of an environment: k are repeated and the rest is new, so a restart takes as many as the root does.
@@ -56,7 +56,6 @@ from replay.rankings.chains import chains_of, kept_longest
 from replay.store.keys import Reals
 from replay.success import chances, features_of
 
-LEAST = 1e-3  # worth of a state whose graded continuations are all alike so far
 OUTCOMES = 24.0  # decayed outcomes from which on a state rests: four groups of 8, until visits of its problem fade them
 LATER = 10.0  # in log odds of the draw: e^-10 is less than one draw in 20,000
 
@@ -83,9 +82,8 @@ class Learnability(Ranking):
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: log worth, less what the other states of the problem are worth."""
         success = state_chances(states)
-        worth = np.where(
-            excluded(rules(states, success, self._bounded), len(success)), 0.0, state_worth(states, success)
-        )
+        out = excluded(rules(states, success, self._bounded), len(success))
+        worth = np.where(out, 0.0, 4.0 * (success - success**2))
         whole = np.bincount(states.problem, worth)[states.problem]
         best = np.zeros(int(states.problem[-1]) + 1)
         np.maximum.at(best, states.problem, worth)
@@ -120,19 +118,8 @@ def rules(states: StateColumns, success: Reals, bounded: bool) -> Rules:
 
 
 def state_chances(states: StateColumns) -> Reals:
-    """[S] p: the mean success of a continuation of each state, its own outcomes included."""
-    return _with_outcomes(states, chances(states, features_of(states)), states.wins)
-
-
-def state_worth(states: StateColumns, success: Reals) -> Reals:
-    """[S] 4 (q - p^2), given p [S], at least `LEAST`. Of the squares as much is known as of the successes."""
-    prior = states.model.squares * chances(states, features_of(states))
-    found: Reals = np.maximum(4.0 * (_with_outcomes(states, prior, states.squares) - success**2), LEAST)
-    return found
-
-
-def _with_outcomes(states: StateColumns, prior: Reals, own: FloatArray) -> Reals:
-    """[S] a mean over continuations: `prior` counts as n outcomes, next to the sum `own` of a state's outcomes."""
+    """[S] p: the chance that a continuation of each state succeeds. The model's counts as n outcomes, next to the
+    state's own."""
     n, tried = states.model.strength, (states.wins + states.losses).astype(np.float64)
-    found: Reals = (n * prior + own) / (n + tried)
+    found: Reals = (n * chances(states, features_of(states)) + states.wins) / (n + tried)
     return found

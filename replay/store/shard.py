@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Flags, FloatArray, IntArray, Provenance, ReplayedState
+from core.records import Flags, IntArray, Provenance, ReplayedState
 from replay.rankings.base import StateColumns, SuccessModel, in_words
 from replay.rankings.find import find_ranking
 from replay.store import writes
@@ -74,7 +74,7 @@ class Shard:
         problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
         provenance, parent = writes.column(write, "provenance"), writes.column(write, "parent")
         self._age(problems, version)
-        self._count_roots(problems, parent, provenance, writes.column(write, "success"))
+        self._count_roots(problems, parent, provenance)
         new = self._merge(write, problems, self._store_trajectories(write))
         touched = np.unique(problems)
         self._rank(touched)
@@ -88,16 +88,15 @@ class Shard:
 
     def _record(self, write: pa.RecordBatch) -> None:
         """Count outcomes of replayed states. Outcomes of states that have been evicted since count as lost."""
-        problems, success = self.number(write.column("problem").to_pylist()), writes.column(write, "success")
-        correct = writes.column(write, "correct")
+        problems, correct = self.number(write.column("problem").to_pylist()), writes.column(write, "correct")
         self._age(problems, writes.column(write, "version"))
         rows = self._find(problems, writes.column(write, "key"))
         known = rows >= 0
         self.counters.lost_outcomes += int(np.count_nonzero(~known))
         self.counters.outcomes += len(rows)
         self.counters.solved += int(np.count_nonzero(correct))
-        for name, amount in (("wins", success), ("losses", 1.0 - success), ("squares", success**2)):
-            np.add.at(self.states[name], rows[known], amount[known])
+        for name, counted in (("wins", known & correct), ("losses", known & ~correct)):
+            np.add.at(self.states[name], rows[counted], np.float32(1.0))
         for name, counted in (("tried", known), ("solved", known & correct)):
             at, counts = np.unique(rows[counted], return_counts=True)
             self.states[name][at] = np.minimum(self.states[name][at] + counts, np.iinfo(np.uint16).max)
@@ -231,12 +230,9 @@ class Shard:
         rows = self._rows_of(np.flatnonzero(late))
         for name in ("wins", "losses"):
             self.problems[name] *= factor
-        for name in ("wins", "losses", "squares"):
             self.states[name][rows] *= factor[self.states["problem"][rows]]
 
-    def _count_roots(
-        self, problems: Rows, parent: Keys, provenance: npt.NDArray[np.uint8], success: FloatArray
-    ) -> None:
+    def _count_roots(self, problems: Rows, parent: Keys, provenance: npt.NDArray[np.uint8]) -> None:
         """Count rollouts from the root: own trajectories without a parent."""
         root = (parent == 0) & (provenance != Provenance.CANONICAL)
         solved = root & (provenance == Provenance.OWN_SUCCESSFUL)
@@ -244,8 +240,8 @@ class Shard:
         solved_each = np.bincount(problems[solved], minlength=len(self.problems))
         self.problems["tried"] += tried_each.astype(np.int32)
         self.problems["solved"] += solved_each.astype(np.int32)
-        np.add.at(self.problems["wins"], problems[root], success[root])
-        np.add.at(self.problems["losses"], problems[root], 1.0 - success[root])
+        self.problems["wins"] += solved_each.astype(np.float32)
+        self.problems["losses"] += (tried_each - solved_each).astype(np.float32)
         self.counters.root_outcomes += int(root.sum())
         self.counters.root_solved += int(solved.sum())
 
@@ -323,7 +319,6 @@ class Shard:
             provenance=states["provenance"][rows],
             wins=states["wins"][rows],
             losses=states["losses"][rows],
-            squares=states["squares"][rows],
             tried=states["tried"][rows].astype(np.int64),
             root_wins=self.problems["wins"][problem],
             root_losses=self.problems["losses"][problem],

@@ -25,7 +25,7 @@ _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"  # describes a saved store of any number of shards, in the folder of their snapshots
-FORMAT = 14
+FORMAT = 15
 PART = 4096  # problems per row group: Arrow cannot read nested columns of more than 2 GiB from one
 
 

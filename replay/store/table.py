@@ -23,9 +23,8 @@ STATE: Schema = {
     "version": np.int32,  # weight version that computed the value
     "priority": np.float32,  # for drawing; -inf: never drawn
     "retention": np.float32,  # for eviction: the lowest goes first
-    "wins": np.float32,  # decayed sum of the successes of its continuations, each in [0, 1]
-    "losses": np.float32,  # the same of 1 - success
-    "squares": np.float32,  # the same of success^2
+    "wins": np.float32,  # its continuations that succeeded, decayed
+    "losses": np.float32,  # the same of those that failed
     "tried": np.uint16,  # continuations so far (saturates)
     "solved": np.uint16,
     "provenance": np.uint8,

@@ -24,7 +24,6 @@ _OUTCOMES = pa.schema(
         ("problem", pa.string()),
         ("key", pa.uint64()),
         ("correct", pa.bool_()),
-        ("success", pa.float32()),
         ("version", pa.int32()),
     ]
 )
@@ -72,7 +71,6 @@ def pack_states(batch: Sequence[States], version: int, vocabulary: int) -> bytes
         "left": pa.LargeListArray.from_arrays(states, pa.array(left)),
         "provenance": pa.array([int(states.provenance) for states in batch], pa.uint8()),
         "reward": pa.array([states.rollout.reward for states in batch], pa.float32()),
-        "success": pa.array([states.rollout.verdict.success for states in batch], pa.float32()),
         "version": pa.array([version] * len(batch), pa.int32()),
         "parent": pa.array([_parent(states.rollout.start) for states in batch], pa.uint64()),
     }
@@ -90,7 +88,6 @@ def pack_outcomes(outcomes: Sequence[Rollout], model: SuccessModel) -> bytes:
         "problem": [rollout.start.problem_id for rollout in outcomes],
         "key": [rollout.start.state_key for rollout in outcomes],
         "correct": [rollout.verdict.correct for rollout in outcomes],
-        "success": [rollout.verdict.success for rollout in outcomes],
         "version": [int(rollout.versions[-1]) for rollout in outcomes],
     }
     return _stream(pa.RecordBatch.from_pydict(columns, _OUTCOMES), RECORD, model=to_text(model))

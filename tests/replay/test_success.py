@@ -69,12 +69,12 @@ HALF = [1.0, 0.5, 0, 0, 0, 0, 0, 0, 0]
 
 
 def join(evidence: Evidence, state: Known, wins: int, losses: int, decay: float) -> None:
-    evidence.join([state], [[1.0] * wins + [0.0] * losses], decay)
+    evidence.join([state], [[True] * wins + [False] * losses], decay)
 
 
 def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
     evidence = Evidence()
-    evidence.root_tried, evidence.root_success, evidence.root_squares = 1000, 10.0, 10.0
+    evidence.root_tried, evidence.root_solved = 1000, 10
     evidence.join_roots()
     join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0, 0, 0]), 300, 300, 1.0)
     start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model(of_success=True))
@@ -93,17 +93,6 @@ def test_old_outcomes_decay_and_what_a_states_continuations_share_is_counted() -
     # 1.5 + 2 * 0.2 * 0.8 * 6 = 3.42; 2 + 4 * 0
     assert evidence.expected == pytest.approx(3.42)
     assert evidence.differing == 2.0
-
-
-def test_graded_outcomes_count_by_their_squares() -> None:
-    evidence = Evidence()
-    evidence.join([Known(0.5, HALF)], [[0.5, 1.0, 0.0, 0.5]], 1.0)
-    assert (evidence.wins.tolist(), evidence.losses.tolist()) == ([2.0], [2.0])
-    # squares 0.25 + 1 + 0 + 0.25 = 1.5; pairs differ by 1/2, 1/2, 0, 1, 1/2, 1/2: in squares 4 x 0.25 + 1 = 2
-    assert evidence.differing == 2.0
-    assert evidence.expected == 12 * (0.5 - 0.25)  # before, outcomes counted as success or failure
-    assert evidence.square_share == (1.5 + 4) / (2 + 4)
-    assert evidence.model(of_success=True).squares == evidence.square_share
 
 
 def test_the_offset_of_a_problem_comes_from_its_root_and_its_proven_states() -> None:

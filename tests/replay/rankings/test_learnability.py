@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
-from replay.rankings.base import SuccessModel
+from replay.evidence import Evidence
 from replay.rankings.find import find_ranking
-from replay.rankings.learnability import state_chances, state_worth
+from replay.rankings.learnability import state_chances
+from replay.success import Known, features_of
 from tests.replay.rankings.closed_loop import Loop, made
 from tests.replay.rankings.test_rankings import (
     CANONICAL,
@@ -91,25 +92,16 @@ def test_a_problem_without_a_success_from_the_root_comes_first_where_successes_a
     assert first == pytest.approx(alone[0] - 10)
 
 
-def test_a_graded_state_is_worth_the_variance_of_its_returns() -> None:
-    """Model: c = 0.5 and n = 4. Both states have 8 continuations with a mean of 1/2. Those of one succeed or fail.
-    Those of the other are all 1/2, so its q = (4 x 0.5 + 2) / 12 = 1/3."""
-    sums = {"wins": [4, 4], "losses": [4, 4], "tried": [8, 8]}
-    states = columns([50, 50], [CANONICAL] * 2, problem=[0, 1], squares=[4, 2], **sums)
-    states = replace(states, model=SuccessModel((0.0,) * 7))
-    p = state_chances(states)
-    assert p.tolist() == [0.5, 0.5]
-    assert state_worth(states, p).tolist() == pytest.approx([1.0, 4 * (1 / 3 - 1 / 4)])
-
-
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.4])
-def test_states_of_failures_that_solve_a_part_are_replayed_without_any_whole_success(share: float) -> None:
-    """8 rollouts from the root, of which each solves so large a part, as the model expects. States of those that solve
-    nothing wait."""
-    root = {"root_wins": [8 * share] * 3, "root_losses": [8 * (1 - share)] * 3, "chain": [0, 0, 1]}
-    states = columns([25, 75, 75], [PARTIAL, PARTIAL, FAILED], **root)
-    model = SuccessModel(weights=(2.0, float(np.log(share / (1 - share))) - 2.0, -5.0, *6 * (0.0,)))
-    assert told("learnability", replace(states, model=model)) == ["", "", "its chance of success is below 5%"]
+def test_states_of_failures_that_solve_a_part_are_tried_and_rest_when_their_continuations_fail() -> None:
+    """8 rollouts from the root fail. States of those that solve nothing wait."""
+    states = columns([25, 75, 75], [PARTIAL, PARTIAL, FAILED], root_losses=[8] * 3, chain=[0, 0, 1])
+    assert told("learnability", states) == ["", "", "its chance of success is below 5%"]
+    evidence = Evidence()
+    evidence.join([Known(0.4, features) for features in features_of(states)[:2].tolist()], [[False] * 8] * 2, 1.0)
+    later = replace(states, model=evidence.model(of_success=True))
+    assert told("learnability", later) == ["its chance of success is below 5%"] * 3
+    proven = replace(later, provenance=np.full(3, SUCCESS, np.uint8))
+    assert told("learnability", proven)[1] == ""  # what it says of other states is less
 
 
 def test_what_is_left_is_counted_in_decisions() -> None:

@@ -34,7 +34,7 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateCol
     ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
     known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
     known |= {name: np.array(v, known[name].dtype) for name, v in given.items() if name in known}
-    derived = {"squares": known["wins"], "left": (1 - known["length"] / known["total"]).astype(np.float32)}
+    derived = {"left": (1 - known["length"] / known["total"]).astype(np.float32)}
     own = {name: np.array(given[name], np.float32) for name in derived if name in given}
     return StateColumns(**(known | derived | own))
 
