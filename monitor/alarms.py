@@ -72,7 +72,7 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def replay_halved(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the share of replay is halved (`Coverage.root_suffers`)."""
+    """Whether the share of replay is halved (`Coverage.replay_costs`)."""
     return bool(shown) and shown[-1].replay_halved > 0
 
 
@@ -142,8 +142,8 @@ ALARMS = (
     ),
     Alarm(
         replay_halved,
-        "problems succeed less often from the root than in their first visit, while replayed starts succeed: half as "
-        "many starts are replayed until the root recovers; lower replay.ratio if it does not",
+        "prompts, of training or held out, succeed less often than at first, while replayed starts succeed: half as "
+        "many starts are replayed until they recover; lower replay.ratio if they do not",
     ),
     Alarm(
         kl_spike,

@@ -2,7 +2,7 @@
 fares, and when it was replayed. It proposes no start. Replay reads it to choose problems and to halve its share, and
 imitation to know which discoveries to keep.
 
-Invariant: only `observe` changes it, so it depends on the rollouts alone.
+Invariant: only `observe` and `evaluated` change it, so it depends on the rollouts alone.
 """
 
 import json
@@ -20,7 +20,7 @@ from core.records import Rollout, outcomes
 FILE = "coverage.json"
 RECENT = 32  # starts of a problem that are kept, the newest
 DECAY = 0.9  # of the successes of replayed states, per iteration: about the last ten
-LEAST = 16  # problems whose root was started in two iterations, below which nothing is said of it
+LEAST = 16  # problems that were met twice, below which nothing is said of a change
 ERRORS = 2.0  # standard errors below 0
 MASTERED = 0.5  # recent success of replayed states
 
@@ -65,6 +65,8 @@ class Coverage(StartSource):
         self._problems = problems
         self.lives: dict[str, Life] = {}
         self._replayed = [0.0, 0.0]  # decayed successes of replayed states, and their count
+        self._held_out: list[dict[str, float]] = []
+        """[first] or [first, latest]: mean success of each held-out problem in these evaluations."""
 
     def observe(self, rollouts: Sequence[Rollout], at: Progress) -> None:
         """Count an iteration."""
@@ -80,15 +82,22 @@ class Coverage(StartSource):
         successes = sum(rollout.verdict.correct for rollout in states)
         self._replayed = [DECAY * wins + successes, DECAY * tried + len(states)]
 
+    def evaluated(self, rollouts: Sequence[Rollout]) -> None:
+        """Note an evaluation."""
+        found = {
+            problem_id: sum(rollout.verdict.correct for rollout in visit) / len(visit)
+            for problem_id, visit in root_visits(rollouts).items()
+        }
+        self._held_out = [*self._held_out[:1], found]
+
     @property
-    def root_suffers(self) -> bool:
-        """Whether replay costs the root something. Each problem is compared with itself: its success from the root now
-        minus that at first. It does where the mean over problems is below 0 by more than two standard errors, while
-        most continuations of replayed states succeed."""
-        change = np.array([life.root[1] - life.root[0] for life in self.lives.values() if len(life.root) > 1])
-        if len(change) < LEAST or self.replayed_success <= MASTERED:
-            return False
-        return bool(change.mean() < -ERRORS * change.std(ddof=1) / len(change) ** 0.5)
+    def replay_costs(self) -> bool:
+        """Whether most continuations of replayed states succeed, while the root succeeds clearly less than at first: on
+        the training problems that it met twice, or on the held-out ones."""
+        before, now = self._held_out if len(self._held_out) > 1 else ({}, {})
+        training = [life.root[1] - life.root[0] for life in self.lives.values() if len(life.root) > 1]
+        held_out = [now[name] - before[name] for name in before.keys() & now.keys()]
+        return self.replayed_success > MASTERED and (_falls(training) or _falls(held_out))
 
     @property
     def replayed_success(self) -> float:
@@ -110,18 +119,27 @@ class Coverage(StartSource):
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
         lives = {name: asdict(life) for name, life in self.lives.items()}
-        (folder / FILE).write_text(json.dumps({"lives": lives, "replayed": self._replayed}), encoding="utf-8")
+        saved = {"lives": lives, "replayed": self._replayed, "held_out": self._held_out}
+        (folder / FILE).write_text(json.dumps(saved), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`."""
         known = _Saved() if folder is None else _read(folder)
-        self.lives, self._replayed = known.lives, known.replayed
+        self.lives, self._replayed, self._held_out = known.lives, known.replayed, known.held_out
 
 
 @dataclass(slots=True)
 class _Saved:
     lives: dict[str, Life] = field(default_factory=dict)
     replayed: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    held_out: list[dict[str, float]] = field(default_factory=list)
+
+
+def _falls(changes: Sequence[float]) -> bool:
+    """Whether the mean change of success of many problems, each compared with itself, is below 0 by more than two
+    standard errors."""
+    change = np.sort(np.array(changes))  # a sum depends on the order
+    return len(change) >= LEAST and bool(change.mean() < -ERRORS * change.std(ddof=1) / len(change) ** 0.5)
 
 
 def read_lives(folder: Path) -> Mapping[str, Life]:

@@ -111,9 +111,9 @@ class Replay(StartSource):
 
     def wanted(self, most: int, at: Progress) -> int:
         """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
-        root succeeds less than it did (`Coverage.root_suffers`)."""
+        root succeeds less than it did (`Coverage.replay_costs`)."""
         config, progress = self._config, (at.iteration - 1) / at.iterations
-        share = config.ratio / 2 if self._coverage.root_suffers else config.ratio
+        share = config.ratio / 2 if self._coverage.replay_costs else config.ratio
         return replayed_count(most * share, config.schedule, progress, self._store.decayed_unsolved_share)
 
     def propose(self, most: int, at: Progress) -> list[Start]:
@@ -181,7 +181,7 @@ class Replay(StartSource):
         numbers = {f"store_{name}": getattr(stats, name) for name in names}
         numbers |= {"store_bytes": stats.memory_bytes, "store_evictions": stats.evicted}
         numbers["store_memory"] = stats.resident_bytes / 2**30
-        return numbers | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(self._coverage.root_suffers)}
+        return numbers | {"lost_outcomes": stats.lost_outcomes, "replay_halved": int(self._coverage.replay_costs)}
 
     def close(self) -> None:
         """Stop the shards."""

@@ -189,6 +189,15 @@ def test_what_succeeds_behind_a_state_is_kept_while_its_root_fails(straight: Pat
     assert max(line["discoveries"] for line in metrics(straight)) > 0
 
 
+def test_the_guard_of_the_root_knows_the_first_and_the_last_evaluation(straight: Path, resumed: Path) -> None:
+    files = [
+        folder / "checkpoints" / "000012" / "sources" / "coverage" / "coverage.json" for folder in (straight, resumed)
+    ]
+    first, last = json.loads(files[0].read_text())["held_out"]
+    assert first.keys() == last.keys() != set()
+    assert json.loads(files[1].read_text())["held_out"] == [first, last]
+
+
 def test_the_kl_fades_with_the_fresh_problems_that_succeed(straight: Path) -> None:
     for line in metrics(straight):
         fresh = round(16 * (1 - line["replay_share"]))

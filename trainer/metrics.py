@@ -206,7 +206,10 @@ class IterationMetrics:
         "store", "responses", "Successes from states that are kept to be repeated, until the root succeeds.", 0
     )
     replay_halved: int = _metric(
-        "store", "0 or 1", "Whether replay.ratio is halved: the root succeeds less than in its first visits.", 0
+        "store",
+        "0 or 1",
+        "Whether replay.ratio is halved: prompts, of training or held out, succeed less than at first.",
+        0,
     )
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.", 0)
 

@@ -65,6 +65,11 @@ class Sources(StartSource):
         for source in self._all.values():
             source.observe(rollouts, at)
 
+    def evaluated(self, rollouts: Sequence[Rollout]) -> None:
+        """See `StartSource`."""
+        for source in self._all.values():
+            source.evaluated(rollouts)
+
     def save(self, folder: Path) -> None:
         """Each source into a folder of its name."""
         for name, source in self._all.items():

@@ -239,6 +239,7 @@ class Training:
         append_evaluation(directory.evaluations, iteration, result)
         rows = list(response_rows(result, run.task, f"iteration {iteration}"))
         write_responses(directory.responses / f"{iteration:06d}.jsonl", rows)
+        run.sources.evaluated([*result.greedy, *result.sampled])
         return result
 
     def _note_sets(self, evaluation: Evaluation) -> None:

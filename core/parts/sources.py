@@ -44,6 +44,9 @@ class StartSource:
         """Learn from all judged and scored rollouts of the iteration: its own, those of other sources, the extra
         ones."""
 
+    def evaluated(self, rollouts: Sequence[Rollout]) -> None:
+        """Learn from the judged responses to the held-out problems: before training, and after every evaluation."""
+
     def save(self, folder: Path) -> None:
         """Write what it knows into an empty folder of a checkpoint. An iteration that ended between `propose` and
         `observe` is repeated: write what it knew before that."""

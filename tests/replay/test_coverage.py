@@ -89,21 +89,39 @@ def guard(before: Sequence[bool], after: Sequence[bool], replayed: Sequence[bool
 
 
 def test_a_worse_root_halves_replay_whose_starts_succeed() -> None:
-    assert guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES).root_suffers
-    assert not guard(SUCCEEDS, FAILS, FAILS, NAMES).root_suffers  # replayed starts fail, too: the run is lost anyhow
-    assert not guard(FAILS, SUCCEEDS, SUCCEEDS, NAMES).root_suffers
-    assert not guard(SUCCEEDS, SUCCEEDS, SUCCEEDS, NAMES).root_suffers
+    assert guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES).replay_costs
+    assert not guard(SUCCEEDS, FAILS, FAILS, NAMES).replay_costs  # replayed starts fail, too: the run is lost anyhow
+    assert not guard(FAILS, SUCCEEDS, SUCCEEDS, NAMES).replay_costs
+    assert not guard(SUCCEEDS, SUCCEEDS, SUCCEEDS, NAMES).replay_costs
 
 
 def test_few_problems_tell_nothing() -> None:
-    assert not guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES[1:]).root_suffers
+    assert not guard(SUCCEEDS, FAILS, SUCCEEDS, NAMES[1:]).replay_costs
 
 
 def test_a_change_within_two_standard_errors_is_noise() -> None:
     # 9 of 16 problems lose their one success in four, 7 gain one: a mean of -1/32, with a standard error of 2/32
     after = [visit(name, number >= 9, number >= 9, False, False) for number, name in enumerate(NAMES)]
     later = [*(one for group in after for one in group), *visit("p0", *SUCCEEDS, replayed=True)]
-    assert not observed([one for name in NAMES for one in visit(name, *FAILS)], later).root_suffers
+    assert not observed([one for name in NAMES for one in visit(name, *FAILS)], later).replay_costs
+
+
+def test_worse_held_out_success_halves_replay_too(tmp_path: Path) -> None:
+    made, restored = guard(SUCCEEDS, SUCCEEDS, SUCCEEDS, NAMES), Coverage(3)
+    held_out = [f"h{number}" for number in range(LEAST)]
+    made.evaluated([one for name in held_out for one in visit(name, *SUCCEEDS)])
+    assert not made.replay_costs  # nothing to compare with
+    made.evaluated([one for name in held_out[1:] for one in visit(name, *FAILS)])
+    assert not made.replay_costs  # 15 problems say nothing
+    made.evaluated([one for name in held_out for one in visit(name, *FAILS)])
+    made.save(tmp_path)
+    restored.restore(tmp_path)
+    assert made.replay_costs
+    assert restored.replay_costs
+    restored.evaluated([one for name in held_out for one in visit(name, *SUCCEEDS)])
+    assert not restored.replay_costs
+    restored.restore(None)
+    assert not restored.replay_costs
 
 
 def test_replay_comes_back_with_the_root_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -111,9 +129,9 @@ def test_replay_comes_back_with_the_root_and_goes_on_from_a_checkpoint(tmp_path:
     first.save(tmp_path)
     second.restore(tmp_path)
     for made in (first, second):
-        assert made.root_suffers
+        assert made.replay_costs
         made.observe([one for name in NAMES for one in visit(name, *SUCCEEDS)], replace(AT, iteration=3))
-        assert not made.root_suffers
+        assert not made.replay_costs
     assert second.lives == first.lives
     second.restore(None)
     assert (second.lives, second.replayed_success) == ({}, 0.0)
