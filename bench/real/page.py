@@ -24,8 +24,9 @@ Decision = Literal["a default", "off by default", "undecided"]
 
 
 def over_run(result: Result, name: str, share: float = 0.0) -> float:
-    """Mean of a column over the iterations after this share of them, of those that have a value; NaN if none has."""
-    column = result["iterations"][name]
+    """Mean of a column over the iterations after this share of them, of those that have a value; NaN if none has, or
+    the result is older than the column."""
+    column = result["iterations"].get(name, [])
     known = [value for value in column[int(share * len(column)) :] if value is not None]
     return sum(known) / len(known) if known else float("nan")
 
