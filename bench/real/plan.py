@@ -163,7 +163,7 @@ class Part:
     threads: int = 1  # two runs at a time use two cores better than one run does, if both fit into memory
     after: int | None = None  # seed index of the supervised training that its runs begin with
     tuned: bool = False  # whether the learning rate is
-    humaneval: bool = False  # whether its runs are evaluated on it, too
+    humaneval: bool = False  # whether its runs are evaluated on HumanEval, too
     fewer: Mapping[str, int] = field(default_factory=dict)  # seed indices of arms by which nothing is decided
 
 
@@ -234,12 +234,12 @@ def held_out_file(run: Run) -> str:
 
 
 def humaneval_file(work: Path) -> Path:
-    """Its problems, for all seed indices."""
+    """The problems of HumanEval, for all seed indices."""
     return work / "data" / "humaneval.jsonl"
 
 
 def humaneval_set(work: Path) -> Fields:
-    """The evaluation set."""
+    """HumanEval as an evaluation set."""
     return {
         "label": "humaneval",
         "name": "humaneval",

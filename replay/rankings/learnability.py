@@ -24,8 +24,8 @@ A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) fa
 start moves back towards the root. A lucky success proves nothing: continuations of its chain fail, which lowers p of
 these states, of their problem, and a little of all states of successes. States of own failures begin below 0.05; a
 critic that has predicted outcomes elsewhere can lift them. Those of failures that solve part of their task begin like
-those of a success, and so do those whose text the task finds right (`replay.exclude_wrong`); after a visit of one whose
-continuations all fail, the others rest, too. The tokens that a
+those of a success, and so do those whose text the task finds right (`replay.exclude_wrong`). As continuations of such
+states fail, the others rest, too. The tokens that a
 continuation takes do not count: divided by them, the priority stays at the ends of chains for too long.
 
 Nor do the steps of an environment: k are repeated and the rest is new, so a restart takes as many as the root does.
