@@ -20,6 +20,7 @@ from core.errors import ConfigError, RetrospectError, first_line
 from core.run_directory import RunDirectory
 from monitor.store_table import store_summary, with_prefixes
 from monitor.store_view import StoreView, open_store
+from replay.coverage import Life
 from replay.store.stats import combine, shard_stats
 
 PAGE = Path(__file__).with_name("inspector.html")
@@ -36,17 +37,22 @@ class Store:
         names = view.table["problem"].combine_chunks().dictionary_encode()
         self._problem = names.indices.to_numpy()  # [S]
         self._names: list[str] = names.dictionary.to_pylist()
+        stored = set(self._names)
+        others = [name for name in view.lives if name not in stored]  # started, but no state of theirs is stored
+        self._names += others
         self._column = {name: view.table[name].to_numpy() for name in view.table.column_names if name != "problem"}
         count = len(self._names)
         first = np.unique(self._problem, return_index=True)[1]
+        roots = np.array([_root_outcomes(view.lives[name]) for name in others], int).reshape(-1, 2)
         self._of_problem: dict[str, npt.NDArray[Any]] = {
             "states": np.bincount(self._problem, minlength=count),
             "drawable": np.bincount(self._problem[np.isfinite(self._column["priority"])], minlength=count),
             "tried": np.bincount(self._problem, self._column["tried"], minlength=count).astype(int),
             "solved": np.bincount(self._problem, self._column["solved"], minlength=count).astype(int),
-            "root_tried": self._column["root_tried"][first],
-            "root_solved": self._column["root_solved"][first],
-            "priority": self._column["priority"][first],  # the table is sorted by it
+            "root_tried": np.append(self._column["root_tried"][first], roots[:, 0]),
+            "root_solved": np.append(self._column["root_solved"][first], roots[:, 1]),
+            # the table is sorted by it
+            "priority": np.append(self._column["priority"][first], np.full(len(others), -np.inf)),
         }
         rate = (self._of_problem["root_solved"] + 1) / (self._of_problem["root_tried"] + 2)
         self._orders = {
@@ -143,6 +149,12 @@ class Store:
             "life": None if life is None else asdict(life),
             "nodes": nodes,
         }
+
+
+def _root_outcomes(life: Life) -> tuple[int, int]:
+    """Recent continuations of the root, and how many of them are right."""
+    recent = [(count, right) for _, depth, right, count in life.recent if not depth]
+    return sum(count for count, _ in recent), sum(right for _, right in recent)
 
 
 def _plain(value: Any) -> Any:

@@ -104,7 +104,8 @@ def test_the_life_of_a_problem_is_that_of_the_latest_checkpoint(made: Made) -> N
     sources = Sources(Coverage(2), {"coverage": Coverage(2)})
     at = Progress(0, 3, 10, 2)
     engines = FakeEngines(lambda *_: ([1], True))
-    sources.observe(engines.judge(engines.generate([root_start(STARTED["p1"], at, 0)])), at)
+    starts = [root_start(STARTED[name], at, index) for index, name in enumerate(("p1", "p2"))]
+    sources.observe(engines.judge(engines.generate(starts)), at)
     made.add(STARTED["p1"].id, "a=2\n1", [4], Provenance.OWN_SUCCESSFUL)
     checkpoint = made.run.checkpoints / "000003"
     (checkpoint / "sources").mkdir(parents=True)
@@ -115,6 +116,11 @@ def test_the_life_of_a_problem_is_that_of_the_latest_checkpoint(made: Made) -> N
         life = ask(inspector, "/problem?id=p1")[1]["life"]
         assert (life["visits"], life["first_from_root"]) == (1, 3)
         assert ask(inspector, "/problem?id=q")[1]["life"] is None
+        (unstored,) = ask(inspector, "/problems?search=p2")[1]["rows"]  # no state of it is stored
+        assert (unstored["states"], unstored["root_tried"], unstored["root_solved"]) == (0, 2, 2)
+        found = ask(inspector, "/problem?id=p2")[1]
+        assert (found["life"]["visits"], found["nodes"]) == (1, [])
+        assert len(ask(inspector, "/problems?sort=priority")[1]["rows"]) == 4
 
 
 def test_requests_answer_with_what_the_store_holds(made: Made) -> None:
