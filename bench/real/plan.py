@@ -41,6 +41,8 @@ ARMS: Mapping[str, Fields] = {
     "share_half": {**SOLUTIONS, "replay.ratio": 0.5},
     "no_discoveries": {**SOLUTIONS, "replay.discoveries": 0},
     "unbounded": {**SOLUTIONS, "replay.bounded": False},
+    "canonical_paired": {**SOLUTIONS, "replay.paired": True},
+    "replayed_paired": {**REPLAYED, "replay.paired": True},
     "ppo_fast": {**NEITHER, **FAST},
     "canonical_fast": {**SOLUTIONS, **FAST},
 }
@@ -55,6 +57,7 @@ PAIRS = (
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
+    ("canonical_paired", "canonical"), ("replayed_paired", "replayed"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -107,6 +110,7 @@ CODER_FIELDS: Fields = {
             }
         ]
     ),
+    "rollout.max_prompt_tokens": 512,  # of HumanEval, and of all of MBPP
     "rollout.max_response_tokens": 128,
     "algorithm.kl_coefficient": 0.0,
     "learner.lora_rank": 16,
@@ -120,7 +124,6 @@ CODE_FIELDS: Fields = {
     **CODER_FIELDS,
     "task.problems": "auto",
     "task.eval_problems": 64,
-    "rollout.max_prompt_tokens": 512,  # of HumanEval
     "task.code.reward": "share",
     "rollout.starts": 8,
     "rollout.samples": 8,
@@ -169,9 +172,9 @@ class Part:
 
 FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
-CODE_ARMS = ("ppo", "canonical", "imitate", "replayed")
+CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "replayed_paired")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
-DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
+DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded", "canonical_paired")
 FASTER = ("ppo_fast", "canonical_fast")
 FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER), 3)
 PARTS: Mapping[str, Part] = {
