@@ -19,6 +19,7 @@ NEITHER: Fields = {**NO_IMITATION, **NO_REPLAY}
 UNBOUNDED: Fields = {"replay.bounded": False, "replay.discoveries": 0}  # of the arms that do not name them
 REPLAYED: Fields = {**NO_IMITATION, "replay.ratio": 0.25, "replay.bounded": True, "replay.discoveries": 16}
 FAST: Fields = {"learner.policy_lr": 5e-5}  # 2.5 times the rate of the sums
+KL: Fields = {"algorithm.kl_coefficient": 0.01}  # the default
 SOLUTIONS: Fields = {**REPLAYED, "replay.canonical": True}
 ARMS: Mapping[str, Fields] = {
     "neither": NEITHER,
@@ -43,6 +44,8 @@ ARMS: Mapping[str, Fields] = {
     "unbounded": {**SOLUTIONS, "replay.bounded": False},
     "canonical_paired": {**SOLUTIONS, "replay.paired": True},
     "replayed_paired": {**REPLAYED, "replay.paired": True},
+    "ppo_kl": {**NEITHER, **KL},
+    "replayed_kl": {**REPLAYED, **KL, "replay.schedule": "unsolved"},
     "ppo_fast": {**NEITHER, **FAST},
     "canonical_fast": {**SOLUTIONS, **FAST},
 }
@@ -58,6 +61,7 @@ PAIRS = (
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
     ("canonical_paired", "canonical"), ("replayed_paired", "replayed"),
+    ("ppo_kl", "ppo"), ("replayed_kl", "replayed"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
@@ -172,7 +176,7 @@ class Part:
 
 FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
-CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "replayed_paired")
+CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "replayed_paired", "ppo_kl", "replayed_kl")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded", "canonical_paired")
 FASTER = ("ppo_fast", "canonical_fast")
