@@ -55,6 +55,11 @@ def plan_warnings(config: Config) -> list[str]:
             "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above 0 or task.success_reward; to keep "
             "the policy near its start, set algorithm.kl_target, or the schedule to constant"
         )
+    if config.replay.ratio > 0 and algorithm.kl_coefficient == 0:
+        lines.append(
+            "algorithm.kl_coefficient is 0 while states are replayed, so nothing keeps what the policy does from the "
+            "prompt alone, and runs have lost it (docs/results.md); set it to 0.01, or replay.ratio to 0"
+        )
     if config.replay.imitated and config.rollout.samples == 1:
         lines.append(
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "

@@ -147,7 +147,8 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         ({"kl_schedule": "unsolved", "kl_target": 0.1}, 0),
         ({"kl_schedule": "unsolved", "kl_coefficient": 0}, 0),
     ):
-        judged: dict[str, Any] = {"task": {"name": "dialogue", "path": "talk.jsonl"}, "algorithm": fields}
+        talk = {"name": "dialogue", "path": "talk.jsonl"}
+        judged: dict[str, Any] = {"task": talk, "algorithm": fields, "replay": {"ratio": 0.0}}
         assert len(plan_warnings(parse_config(judged, "test"))) == warned
     for imitated, warned in ((32, 1), (0, 0)):
         alone = {
@@ -159,6 +160,9 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     for of_replay, warned in ({"ratio": 0.5}, 0), ({"ratio": 0.0}, 1):
         solutions = {"replay": {"canonical": True, **of_replay}}
         assert len(plan_warnings(parse_config(solutions, "test"))) == warned
+    for ratio, coefficient, warned in ((0.25, 0.0, 1), (0.0, 0.0, 0), (0.25, 0.01, 0)):
+        free = {"replay": {"ratio": ratio}, "algorithm": {"kl_coefficient": coefficient}}
+        assert len(plan_warnings(parse_config(free, "test"))) == warned
     for starts, warned in ((4, 1), (6, 0)):  # a tenth of the starts, rounded: 0 and 1
         few = {"replay": {"ratio": 0.1}, "rollout": {"starts": starts}}
         assert len(plan_warnings(parse_config(few, "test"))) == warned
