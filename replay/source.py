@@ -119,7 +119,7 @@ class Replay(StartSource):
     def propose(self, most: int, at: Progress) -> list[Start]:
         """States of high priority, for the share of the starts that the schedule gives, once the store holds enough;
         with `replay.bounded` one of each problem that has rested. None while all rest: fresh problems take the
-        places, and `store_hit_rate` falls. With `replay.paired` the roots of these problems follow."""
+        places, and `store_hit_rate` falls."""
         config, store, wanted = self._config, self._store, self.wanted(most, at)
         if not wanted or len(store) < config.start_states:
             return []
@@ -132,8 +132,7 @@ class Replay(StartSource):
         drawn = store.draw(states, order[:wanted])
         self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
         self._open |= {state.problem_id: at.iteration for state in drawn}
-        starts = [self._start(state, at, index) for index, state in enumerate(drawn)]
-        return [*starts, *self._roots(starts, (most - len(starts)) // 2, at)]
+        return [self._start(state, at, index) for index, state in enumerate(drawn)]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
@@ -190,12 +189,6 @@ class Replay(StartSource):
 
     def _start(self, state: ReplayedState, at: Progress, index: int, kind: str = "replayed") -> Start:
         return state_start(self._problems[state.problem_id], state.prefix_ids, state.key, at, index, kind)
-
-    def _roots(self, starts: Sequence[Start], most: int, at: Progress) -> list[Start]:
-        if not self._config.paired:
-            return []
-        names = list(dict.fromkeys(start.problem_id for start in starts))[:most]
-        return [root_start(self._problems[name], at, index, "paired") for index, name in enumerate(names)]
 
     def _solutions(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         if not self._config.canonical:

@@ -42,8 +42,6 @@ ARMS: Mapping[str, Fields] = {
     "share_half": {**SOLUTIONS, "replay.ratio": 0.5},
     "no_discoveries": {**SOLUTIONS, "replay.discoveries": 0},
     "unbounded": {**SOLUTIONS, "replay.bounded": False},
-    "canonical_paired": {**SOLUTIONS, "replay.paired": True},
-    "replayed_paired": {**REPLAYED, "replay.paired": True},
     "ppo_kl": {**NEITHER, **KL},
     "replayed_kl": {**REPLAYED, **KL, "replay.schedule": "unsolved"},
     "ppo_fast": {**NEITHER, **FAST},
@@ -60,7 +58,6 @@ PAIRS = (
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
-    ("canonical_paired", "canonical"), ("replayed_paired", "replayed"),
     ("ppo_kl", "ppo"), ("replayed_kl", "replayed"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
@@ -176,9 +173,9 @@ class Part:
 
 FACTORS = ("both", "imitation", "neither", "replay")
 HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
-CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "replayed_paired", "ppo_kl", "replayed_kl")
+CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "ppo_kl", "replayed_kl")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
-DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded", "canonical_paired")
+DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FASTER = ("ppo_fast", "canonical_fast")
 FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER), 3)
 PARTS: Mapping[str, Part] = {

@@ -51,8 +51,6 @@ class ReplayConfig(Section):
     """Whether states of many problems are drawn, each now and then: a problem once in 4 iterations, those whose root
     fails first, and with the ranking learnability a state until it has 24 decayed outcomes. False: by the priority
     alone."""
-    paired: bool = False
-    """Whether the roots of replayed problems are started in the same iteration, in at most half of the other places."""
     discoveries: Whole = 16
     """Most discoveries that an update repeats in the language-model loss, from the prompt on: successes that continue a
     state of a problem whose root does not succeed. They fade like those of `imitated`. 0, or a

@@ -144,20 +144,6 @@ def test_a_replayed_problem_rests(store: ReplayStore) -> None:
     assert {start.problem_id for start in again} == {"p", "q"}
 
 
-def test_the_root_of_a_replayed_problem_is_started_beside_it(store: ReplayStore) -> None:
-    replay = source(store, paired=True)
-    replay.observe([rollout("p", False, 7, 8, 9), rollout("q", False, 7, 8, 9)], AT)
-    starts = replay.propose(8, AT)
-    states, pairs = starts[:4], starts[4:]
-    assert all(start.replayed for start in states)
-    assert [start.id for start in pairs] == ["3.p0", "3.p1"]  # of two states of a problem one root
-    assert all(start.from_root and start.samples == 2 for start in pairs)
-    assert {start.problem_id for start in pairs} == {start.problem_id for start in states} == {"p", "q"}
-    assert len(pairs) == len({start.seed for start in pairs})
-    few = replay.propose(4, AT)
-    assert [start.from_root for start in few] == [False, False, True]  # the last place is left to other problems
-
-
 def test_a_problem_rests_after_a_resume_although_its_continuations_were_lost(
     store: ReplayStore, tmp_path: Path
 ) -> None:
