@@ -57,8 +57,8 @@ def plan_warnings(config: Config) -> list[str]:
         )
     if config.replay.ratio > 0 and algorithm.kl_coefficient == 0:
         lines.append(
-            "algorithm.kl_coefficient is 0 while states are replayed, so nothing keeps what the policy does from the "
-            "prompt alone, and runs have lost it (docs/results.md); set it to 0.01, or replay.ratio to 0"
+            "algorithm.kl_coefficient is 0 while states are replayed: success from the prompt alone may fall "
+            "(docs/results.md); set it to 0.01, or replay.ratio to 0"
         )
     if config.replay.imitated and config.rollout.samples == 1:
         lines.append(

@@ -58,7 +58,7 @@ PAIRS = (
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
-    ("ppo_kl", "ppo"), ("replayed_kl", "replayed"), ("replayed_kl", "ppo_kl"),
+    ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 
