@@ -138,7 +138,7 @@ ALARMS = (
         root_lost,
         f"replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: "
         f"a few chains are learnt and the rest may be lost; hold the root by algorithm.kl_coefficient {HOLDS} with "
-        "algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr",
+        "algorithm.kl_schedule constant, set replay.fill false, or lower replay.ratio or learner.policy_lr",
     ),
     Alarm(
         replay_halved,

@@ -34,15 +34,18 @@ def draw_curves(item: RunFiles) -> None:
 
 
 def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
-    """Held-out, root and replayed success, problems ever solved, and reward at both ends of a run; of training, means
-    over a tenth of it."""
+    """Held-out, root and replayed success, problems visited and ever solved, and reward at both ends of a run; of
+    training, means over a tenth of it."""
     window = max(1, len(item.metrics) // 10)
     ends = {}
     for caption, name, width in (
         (HELD_OUT, "evaluation_success", 1),
         ("success, training, from root", "root_success", window),
         ("success, training, replayed", "replay_success", window),
+        ("training problems visited", "visited", 1),
+        ("visits of each", "visits", 1),
         ("training problems ever solved", "covered", 1),
+        ("ever solved from the root", "covered_from_root", 1),
         ("reward", "reward", window),
     ):
         values = [*series(item, name).values()]

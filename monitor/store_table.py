@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import IntArray, Provenance
+from core.records import FloatArray, IntArray, Provenance
 from replay.store.server import JOURNAL, recover
 from replay.store.shard import Shard
 from replay.store.snapshot import MANIFEST, load_snapshot, read_manifest
@@ -54,14 +54,24 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
     """All states, the highest priority first: problems by that of their best state, states within their problem."""
     newest = max(shard.version for shard in shards)
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
-    priority = table["priority"].to_numpy()
-    top = priority.max(initial=np.float32(-1e30))
-    weight = np.exp((priority - top).astype(np.float64) / shards[0].ranking.temperature)
-    chance = np.asarray(weight / max(weight.sum(), 1.0), np.float32)  # that the next draw takes a state
+    chance = _chances(table, shards[0].ranking.temperature)
     best = table.group_by("problem").aggregate([("priority", "max")])
     order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]
     ordered = table.append_column("chance", pa.array(chance)).join(best, "problem")
     return ordered.sort_by([*order, ("depth", "ascending"), ("key", "ascending")]).drop_columns(["priority_max"])
+
+
+def _chances(table: pa.Table, temperature: float) -> FloatArray:
+    """[rows] the chance that a draw of the state's problem takes this state. Which problem is drawn also depends on
+    when each was replayed (`rested` in replay/source.py)."""
+    names, priority = table["problem"].to_pylist(), table["priority"].to_numpy().astype(np.float64)
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    problem = np.array([number[name] for name in names], np.int64)
+    top = np.full(len(number), -1e30)
+    np.maximum.at(top, problem, priority)
+    weight = np.exp((priority - top[problem]) / temperature)
+    whole = np.bincount(problem, weight, minlength=len(number))  # 1 or more, or 0 if none may be drawn
+    return np.asarray(weight / np.maximum(whole, 1.0)[problem], np.float32)
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
@@ -164,7 +174,7 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
             lines.append(f"problem {current}: solved from the root {row['root_solved']}/{row['root_tried']}")
             lines += [f"    {part}" for part in prompts.get(current, "").splitlines()]
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
-        rests = f"rests: {row['rests']}" if row["rests"] else f"drawn with {row['chance']:.2%}"
+        rests = f"rests: {row['rests']}" if row["rests"] else f"of its problem's draws {row['chance']:.0%}"
         expected = "" if row["success"] is None else f"  expected success {row['success']:.1%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(

@@ -80,7 +80,8 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     text = states_text(first_states(select(table, problem="p"), 1, 1), table, {"p": "1+1=?"})
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
-    assert "3/5 tokens  value 0.750  priority 3.354  solved 1/2  own_failed  age 2  drawn with " in text
+    assert "  3/5 tokens  value 0.750  " in text
+    assert "priority 3.354  solved 1/2  own_failed  age 2  of its problem's draws 70%  " in text
     assert text.endswith("    | abc")
 
 
@@ -90,8 +91,8 @@ def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: R
     # equal
     values = np.array([0.75, 0.5, 0.25, 0.75, 0.25])
     assert [row["priority"] for row in rows] == pytest.approx((values / np.sqrt(0.05)).tolist())
-    # temperature 1: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.36, 3.06, and of q 28.6, 3.06: in total 72.7
-    assert [row["chance"] for row in rows] == pytest.approx([0.394, 0.129, 0.042, 0.394, 0.042], abs=1e-3)
+    # temperature 1: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.36, 3.06 of 41.0, and of q 28.6, 3.06 of 31.7
+    assert [row["chance"] for row in rows] == pytest.approx([0.697, 0.228, 0.075, 0.903, 0.097], abs=1e-3)
     assert {row["rests"] for row in rows} == {""}
 
 
