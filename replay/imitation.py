@@ -7,8 +7,8 @@ teaches more. A truncated success, or one that contains an error, counts and is 
 
 `discoveries` keeps successes that continue a replayed state of a problem whose root does not succeed
 (`replay.discoveries`). The policy gradient of the continuation gives its prefix no credit, so the whole text is
-repeated from the root, prefix and continuation, until the root succeeds: first return, then robustify (Go-Explore,
-2004.12919).
+repeated from the root, prefix and continuation, until a visit of the root has a success: first return, then robustify
+(Go-Explore, 2004.12919).
 
 The weight of an answer halves every `HALF_LIFE` weight versions, because an old one is what another policy wrote; after
 three half-lives it is dropped. Invariant: a draw depends only on the seed, the iteration and what was kept.
