@@ -30,7 +30,7 @@ from trainer.session import known_texts
 SAVED_EVERY = 600.0  # seconds between checkpoints
 METRICS = (
     "generated_tokens", "root_success", "replay_success", "replay_share", "imitated",
-    "visits", "covered_from_root", "covered", "discoveries",
+    "visits", "covered_from_root", "covered", "discoveries", "replay_halved",
     "policy_steps", "reward", "entropy", "kl", "reference_kl", "truncated_share", "behaviour_gap_mean",
 )  # fmt: skip
 """Metrics of the product that a result has of every iteration (docs/metrics.md)."""

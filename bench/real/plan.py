@@ -37,6 +37,9 @@ ARMS: Mapping[str, Fields] = {
     "canonical_imitate": {**SOLUTIONS, "replay.imitated": 16},
     "checked": {**REPLAYED, "replay.exclude_wrong": True},
     "checked_imitate": {**REPLAYED, "replay.exclude_wrong": True, "replay.imitated": 16},
+    "canonical_value": {**SOLUTIONS, "replay.ranking": "value"},
+    "canonical_uniform": {**SOLUTIONS, "replay.ranking": "uniform"},
+    "rrl": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value", "replay.canonical": True},
     "paper": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value"},
     "share_eighth": {**SOLUTIONS, "replay.ratio": 0.125},
     "share_half": {**SOLUTIONS, "replay.ratio": 0.5},
@@ -58,6 +61,7 @@ PAIRS = (
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
+    ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"), ("canonical", "rrl"),
     ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
@@ -177,10 +181,11 @@ CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "ppo_kl", "replayed_kl")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FASTER = ("ppo_fast", "canonical_fast")
-FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER), 3)
+RANKED = ("rrl", "canonical_value", "canonical_uniform")
+FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER, *RANKED), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER), 12, HARD_FIELDS, 20_000, fewer=FEWER),
+    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER, *RANKED), 12, HARD_FIELDS, 20_000, fewer=FEWER),
     "few": Part("sums_smollm2", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
     "after": Part("sums_smollm2", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("sums_smollm2", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
