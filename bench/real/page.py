@@ -204,31 +204,28 @@ def _smoothed(result: Result) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(arms: Arms, path: Path) -> None:
-    """Two panels. Left: held-out pass@1 at the end, of all problems and by level: a dot for each seed index, a bar for
-    their mean, a dotted line for the success before training. Right: success from the root in training against
-    generated tokens, each run thin and the mean over seed indices thick."""
+    """Two panels. Left: held-out pass@1 at the end, a row for each arm: a dot for each seed index, a bar for their
+    mean, a dotted line for the success before training. Right: success from the root in training against generated
+    tokens, each run thin and the mean over seed indices thick."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, max(3.0, 0.8 + 0.26 * len(arms))), layout="constrained")
     left, right = figure.subplots(1, 2)
-    starts = [by_level(one["evaluations"][0]) for seeds in arms.values() for one in seeds.values()]
-    groups = list(starts[0])
-    for at, group in enumerate(groups):
-        before = float(np.mean([one[group] for one in starts]))
-        left.hlines(before, at - 0.45, at + 0.45, color="grey", linestyle=":")
-    for at, (arm, seeds) in enumerate(arms.items()):
-        places = np.arange(len(groups)) + 0.8 * ((at + 0.5) / len(arms) - 0.5)
-        ends = np.array([[by_level(one["evaluations"][-1])[group] for group in groups] for one in seeds.values()])
-        left.bar(places, ends.mean(axis=0), 0.7 / len(arms), color=f"C{at}", alpha=0.4, label=f"{arm} ({len(seeds)})")
-        left.plot(places, ends.T, "o", color=f"C{at}", markersize=3)
+    before = [one["evaluations"][0]["pass@1"] for seeds in arms.values() for one in seeds.values()]
+    left.axvline(float(np.mean(before)), color="grey", linestyle=":")
+    for at, seeds in enumerate(arms.values()):
+        colour, ends = colormaps["tab20"](at % 20), [final(one) for one in seeds.values()]
+        left.barh(at, np.mean(ends), 0.7, color=colour, alpha=0.5)
+        left.plot(ends, [at] * len(ends), "o", color=colour, markeredgecolor="black", markeredgewidth=0.3, markersize=4)
         curves = [_smoothed(one) for one in seeds.values()]
         for tokens, success in curves:
-            right.plot(tokens, success, color=f"C{at}", alpha=0.2, linewidth=0.7)
+            right.plot(tokens, success, color=colour, alpha=0.2, linewidth=0.7)
         points = np.linspace(max(tokens[0] for tokens, _ in curves), min(tokens[-1] for tokens, _ in curves), 101)
-        right.plot(points, np.mean([np.interp(points, *curve) for curve in curves], axis=0), color=f"C{at}")
-    left.set(ylabel="held-out pass@1 at the end (dotted: before)", ylim=(0, None))
-    left.set_xticks(range(len(groups)), groups)
-    left.legend(title="arm (seed indices)", fontsize=8)
+        right.plot(points, np.mean([np.interp(points, *curve) for curve in curves], axis=0), color=colour)
+    left.set(xlabel="held-out pass@1 at the end (dotted: before)", xlim=(0, None))
+    left.set_yticks(range(len(arms)), [f"{arm} ({len(seeds)})" for arm, seeds in arms.items()])
+    left.invert_yaxis()
     right.set(xlabel="thousand generated tokens", ylabel="success from the root in training", ylim=(0, None))
     figure.savefig(path, dpi=80)
 
