@@ -56,8 +56,8 @@ class Run:
         nn.init.zeros_(self.critic.score.weight)
         self.adam = torch.optim.AdamW([*policy.parameters(), *self.critic.parameters()], LR, weight_decay=0.0)
         self.states: dict[State, list[float]] = {}  # share of the answer left to decide, right and wrong continuations
-        self.roots: dict[str, float] = {}  # problem -> share of right rollouts in the latest visit of its root
-        self.answers: dict[str, str] = {}  # of those up to 1/2 the newest right answer behind a state: a discovery
+        self.succeeds: set[str] = set()  # problems whose root had a success in its latest visit
+        self.answers: dict[str, str] = {}  # of each other problem the newest right answer behind a state: a discovery
 
 
 def iterate(run: Run) -> list[Rollout]:
@@ -124,7 +124,7 @@ def gae(rewards: Tensor, values: Tensor, written: Tensor) -> Tensor:
 
 def observe(run: Run, rollouts: list[Rollout], batch: Batch) -> None:
     """Count outcomes. Keep the states of right answers: one behind each line, unless the policy would surely repeat the
-    rest. A token decides as much as it surprises. Keep what succeeds behind a state, until half of a visit does."""
+    rest. A token decides as much as it surprises. Keep what succeeds behind a state, whole, until the root succeeds."""
     for row, one in enumerate(rollouts):
         logs = batch.proximal[row][batch.written[row]].double()
         run.states.setdefault((one.problem, one.prefix), [1.0, 0, 0])[2 - one.right] += 1
@@ -133,9 +133,9 @@ def observe(run: Run, rollouts: list[Rollout], batch: Batch) -> None:
                 left = (0.02 - logs[at:]).sum() / (0.02 - logs).sum() * len(one.text) / len(one.prefix + one.text)
                 run.states.setdefault((one.problem, one.prefix + one.text[:at]), [float(left), 0, 0])
     roots = [one for one in rollouts if not one.prefix]
-    run.roots |= {one.problem: sum(o.right for o in roots if o.problem == one.problem) / SAMPLES for one in roots}
+    run.succeeds = run.succeeds - {one.problem for one in roots} | {one.problem for one in roots if one.right}
     run.answers |= {one.problem: one.prefix + one.text for one in rollouts if one.right and one.prefix}
-    run.answers = {problem: text for problem, text in run.answers.items() if run.roots.get(problem, 0) <= 0.5}
+    run.answers = {problem: text for problem, text in run.answers.items() if problem not in run.succeeds}
 
 
 def update(run: Run, batch: Batch) -> None:

@@ -5,9 +5,10 @@ does not solve it. Two rules say which are kept.
 succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself
 teaches more. A truncated success, or one that contains an error, counts and is never kept.
 
-`discoveries` keeps successes that continue a replayed state (`replay.discoveries`), by the same rule: until more than
-half of a visit from the root succeeds. The policy gradient of the continuation gives its prefix no credit, so the whole
-text is repeated from the root, prefix and continuation: first return, then robustify (Go-Explore, 2004.12919).
+`discoveries` keeps successes that continue a replayed state of a problem whose root does not succeed
+(`replay.discoveries`). The policy gradient of the continuation gives its prefix no credit, so the whole text is
+repeated from the root, prefix and continuation, until a visit of the root has a success: first return, then robustify
+(Go-Explore, 2004.12919).
 
 The weight of an answer halves every `HALF_LIFE` weight versions, because an old one is what another policy wrote; after
 three half-lives it is dropped. Invariant: a draw depends only on the seed, the iteration and what was kept.
@@ -45,12 +46,12 @@ def own_successes(rollouts: Sequence[Rollout]) -> tuple[set[str], list[Rollout]]
 
 
 def discoveries(coverage: Coverage, rollouts: Sequence[Rollout]) -> tuple[set[str], list[Rollout]]:
-    """Drop the answers of solved problems; keep the successes behind states of others. `coverage` has observed this
-    iteration already. Episodes of an environment are left out: which tokens of their prefix the environment wrote is
-    not known, also where no mask says so because it wrote none of the continuation."""
-    solved = {name for name, life in coverage.lives.items() if life.root and life.root[-1] > SOLVED}
+    """Drop the answers of problems whose root succeeds; keep the successes behind states of others. `coverage` has
+    observed this iteration already. Episodes of an environment are left out: which tokens of their prefix the
+    environment wrote is not known, also where no mask says so because it wrote none of the continuation."""
+    succeeds = {name for name, life in coverage.lives.items() if life.root_succeeds}
     right = [one for one in continued(rollouts) if one.verdict.correct and one.episode is None]
-    return solved, [one for one in right if one.start.problem_id not in solved]
+    return succeeds, [one for one in right if one.start.problem_id not in succeeds]
 
 
 class Answer(NamedTuple):

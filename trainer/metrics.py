@@ -203,7 +203,7 @@ class IterationMetrics:
     store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.", 0)
     store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.", 0)
     discoveries: int = _metric(
-        "store", "responses", "Successes from states, kept to be repeated until half of a root visit succeeds.", 0
+        "store", "responses", "Successes from states, kept to be repeated until a visit of the root succeeds.", 0
     )
     replay_halved: int = _metric(
         "store",

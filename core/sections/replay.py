@@ -53,8 +53,8 @@ class ReplayConfig(Section):
     alone."""
     discoveries: Whole = 16
     """Most discoveries that an update repeats in the language-model loss, from the prompt on: successes that continue a
-    state of a problem of which at most half of the rollouts from the root succeed. They fade like those of `imitated`.
-    0, or a replay.ratio of 0: none."""
+    state of a problem whose root does not succeed. They fade like those of `imitated`. 0, or a
+    replay.ratio of 0: none."""
     imitated: Whole = 0
     """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the
     newest of each problem of which at most half of the rollouts from the root succeed. With
