@@ -174,7 +174,7 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
             lines.append(f"problem {current}: solved from the root {row['root_solved']}/{row['root_tried']}")
             lines += [f"    {part}" for part in prompts.get(current, "").splitlines()]
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
-        rests = f"rests: {row['rests']}" if row["rests"] else f"of its problem's draws {row['chance']:.0%}"
+        rests = f"rests: {row['rests']}" if row["rests"] else f"{row['chance']:.0%} of its problem's draws"
         expected = "" if row["success"] is None else f"  expected success {row['success']:.1%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(

@@ -37,7 +37,7 @@ ARMS: Mapping[str, Fields] = {
     "canonical_imitate": {**SOLUTIONS, "replay.imitated": 16},
     "checked": {**REPLAYED, "replay.exclude_wrong": True},
     "checked_imitate": {**REPLAYED, "replay.exclude_wrong": True, "replay.imitated": 16},
-    "canonical_half": SOLUTIONS,  # of other code: see the deviations of PROTOCOL.md
+    "canonical_half": SOLUTIONS,  # of other code (PROTOCOL.md, deviations), so in no part's arms
     "canonical_value": {**SOLUTIONS, "replay.ranking": "value"},
     "canonical_uniform": {**SOLUTIONS, "replay.ranking": "uniform"},
     "rrl": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value", "replay.canonical": True},
@@ -62,7 +62,7 @@ PAIRS = (
     ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
-    ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"), ("canonical", "rrl"),
+    ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"),
     ("canonical_half", "canonical"),
     ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
@@ -184,11 +184,10 @@ AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FASTER = ("ppo_fast", "canonical_fast")
 RANKED = ("rrl", "canonical_value", "canonical_uniform")
-KEPT = ("canonical_half",)
 FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER, *RANKED), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER, *RANKED, *KEPT), 12, HARD_FIELDS, 20_000, fewer=FEWER),
+    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER, *RANKED), 12, HARD_FIELDS, 20_000, fewer=FEWER),
     "few": Part("sums_smollm2", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
     "after": Part("sums_smollm2", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
     "chain": Part("sums_smollm2", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),

@@ -81,7 +81,7 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
     assert "  3/5 tokens  value 0.750  " in text
-    assert "priority 3.354  solved 1/2  own_failed  age 2  of its problem's draws 70%  " in text
+    assert "priority 3.354  solved 1/2  own_failed  age 2  70% of its problem's draws  " in text
     assert text.endswith("    | abc")
 
 
