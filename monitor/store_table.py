@@ -64,13 +64,12 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
 def _chances(table: pa.Table, temperature: float) -> FloatArray:
     """[rows] the chance that a draw of the state's problem takes this state. Which problem is drawn also depends on
     when each was replayed (`rested` in replay/source.py)."""
-    names, priority = table["problem"].to_pylist(), table["priority"].to_numpy().astype(np.float64)
-    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    problem = np.array([number[name] for name in names], np.int64)
-    top = np.full(len(number), -1e30)
+    named = table["problem"].combine_chunks().dictionary_encode()
+    problem, priority = named.indices.to_numpy(), table["priority"].to_numpy().astype(np.float64)
+    top = np.full(len(named.dictionary), -1e30)
     np.maximum.at(top, problem, priority)
     weight = np.exp((priority - top[problem]) / temperature)
-    whole = np.bincount(problem, weight, minlength=len(number))  # 1 or more, or 0 if none may be drawn
+    whole = np.bincount(problem, weight, minlength=len(top))  # 1 or more, or 0 if none may be drawn
     return np.asarray(weight / np.maximum(whole, 1.0)[problem], np.float32)
 
 
