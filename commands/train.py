@@ -26,6 +26,7 @@ from monitor.run_files import read_run
 from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
 from monitor.trackers import open_trackers
+from replay.store.snapshot import read_manifest
 from trainer import build, checkpoint
 from trainer.evaluation.files import lacks_evaluation
 from trainer.local import single_process
@@ -69,15 +70,14 @@ def train(config: Config, recipe: str, local: bool = False, callback: Callback |
     with checkpoint.one_line_if_full(run), run.lock():
         run.clear()
         write_atomically(run.config, dump_config(config))
-        for line in plan_warnings(config):
-            print(line, flush=True)
         _run(config, run, None, local, callback)
     return run
 
 
 def resume(place: str, options: Sequence[str], local: bool = False, callback: Callback | None = None) -> RunDirectory:
     """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its
-    URI. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change."""
+    URI. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change,
+    CheckpointError and StoreError for a checkpoint that this code cannot read."""
     run = RunDirectory.open(download(place, override(Config(), options).run.root) if "://" in place else Path(place))
     with checkpoint.one_line_if_full(run), run.lock():
         before = load_config(run.config)
@@ -85,6 +85,8 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         check_changes(before, config)
         resumed = checkpoint.latest(run)
         checkpoint.check_digests(resumed)
+        if (store := resumed / "sources" / "replay").is_dir():
+            read_manifest(store)  # refuses a store of another format now, not after the engines have started
         progress = checkpoint.progress_of(resumed)
         if progress.iteration > config.run.iterations:
             raise ConfigError(
@@ -113,6 +115,8 @@ def _is_finished(run: RunDirectory, saved: Path, iteration: int, iterations: int
 
 def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, callback: Callback | None) -> None:
     """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
+    for line in plan_warnings(config):
+        print(line, flush=True)
     stop, done = Interruption(), False
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
     with stop.handled(), open_log(run):

@@ -16,10 +16,11 @@ from commands import train as commands
 from commands.evaluate import check_unseen
 from commands.options import COMMANDS, overview
 from core.config import Config, TaskConfig
-from core.errors import CheckpointError, ConfigError, DataError
+from core.errors import CheckpointError, ConfigError, DataError, StoreError
 from core.interruption import INTERRUPTED
 from core.load import FIELDS, dump_config, load_config, override
 from core.run_directory import RunDirectory
+from replay.store.snapshot import FORMAT, MANIFEST
 from tasks.kinds import check_trained, task_items
 from tests.trainer.examples import iteration
 from trainer.checkpoint import RunProgress, write_digests
@@ -131,7 +132,7 @@ def test_evaluate_takes_an_export_and_all_rows_of_a_file(
 
 @pytest.mark.parametrize("form", [["--resume", "{}"], ["--resume={}"]])
 def test_a_resumed_run_keeps_changed_fields(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, form: list[str]
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: list[str]
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
@@ -139,7 +140,9 @@ def test_a_resumed_run_keeps_changed_fields(
     monkeypatch.setattr(commands, "read_run", lambda _: None)
     monkeypatch.setattr(commands, "summary", lambda _: "")
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "12", "--learner.value-lr", "1e-5"]
+    arguments += ["--algorithm.kl-coefficient", "0"]
     assert launch.main(["train", *arguments, "--local"]) == 0
+    assert "warning: algorithm.kl_coefficient is 0 while states are replayed" in capsys.readouterr().out
     config, resumed, _ = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 12
     assert resumed == run.checkpoints / "000010"
@@ -212,6 +215,14 @@ def test_a_damaged_checkpoint_is_not_resumed(run: RunDirectory) -> None:
     run.config.write_text("")
     with pytest.raises(CheckpointError, match=r"config\.yaml"):
         commands.resume(str(run.path), [])
+
+
+def test_a_store_of_other_code_is_refused_before_anything_starts(run: RunDirectory) -> None:
+    store = run.checkpoints / "000010" / "sources" / "replay"
+    store.mkdir(parents=True)
+    (store / MANIFEST).write_text(json.dumps({"format": FORMAT - 1}))
+    with pytest.raises(StoreError, match=rf"{MANIFEST}: its format is {FORMAT - 1}, .* start a new run"):
+        commands.resume(str(run.path), ["--run.iterations", "12"])
 
 
 def test_every_command_of_the_table_can_be_loaded_and_is_in_the_overview() -> None:
