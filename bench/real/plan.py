@@ -37,7 +37,6 @@ ARMS: Mapping[str, Fields] = {
     "canonical_imitate": {**SOLUTIONS, "replay.imitated": 16},
     "checked": {**REPLAYED, "replay.exclude_wrong": True},
     "checked_imitate": {**REPLAYED, "replay.exclude_wrong": True, "replay.imitated": 16},
-    "canonical_half": SOLUTIONS,  # of other code (PROTOCOL.md, deviations), so in no part's arms
     "canonical_value": {**SOLUTIONS, "replay.ranking": "value"},
     "canonical_uniform": {**SOLUTIONS, "replay.ranking": "uniform"},
     "rrl": {**NO_IMITATION, "replay.ratio": 0.25, "replay.ranking": "value", "replay.canonical": True},
@@ -63,7 +62,6 @@ PAIRS = (
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
     ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"),
-    ("canonical_half", "canonical"),
     ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
