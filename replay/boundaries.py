@@ -27,6 +27,7 @@ _SENTENCE = re.compile(rb"""[.!?]+["')\]*]*(?=\s)|\n""")
 _ABBREVIATION = re.compile(rb"(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|Mr|Mrs|Ms|Dr|St|No|Fig|Eq)\.$")
 _FENCE = re.compile(rb"^```[^\n]*\n?", re.MULTILINE)
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_HALF = re.compile("[\udc80-\udcff]")  # a byte that is no character, as `surrogateescape` decodes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def _fences(text: bytes) -> list[tuple[int, int, bool]]:
 def _statements(text: bytes) -> Ends:
     lines = [line + b"\n" for line in text.split(b"\n")]
     offsets = [0, *np.cumsum([len(line) for line in lines]).tolist()]
-    source = io.StringIO(text.decode(errors="surrogateescape"), newline="\n")  # the text may end in half a character
+    whole = _HALF.sub("x", text.decode(errors="surrogateescape"))  # tokenize of Python 3.12 refuses half a character
+    source = io.StringIO(whole, newline="\n")
     ends, read = [], 0
     try:
         for token in tokenize.generate_tokens(source.readline):
@@ -158,7 +160,7 @@ def _statements(text: bytes) -> Ends:
                 line = lines[row - 1].decode(errors="surrogateescape")
                 read = offsets[row - 1] + len(line[:column].encode(errors="surrogateescape"))
                 ends.append(read)
-    except (tokenize.TokenError, SyntaxError):
+    except (tokenize.TokenError, SyntaxError, UnicodeError, SystemError):  # the last two: CPython 3.12, odd bytes
         ends += [read + end for end in line_ends(text[read:])]  # a model may write broken code
     return ends
 

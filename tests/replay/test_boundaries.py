@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import tokenize
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,27 @@ def test_statements_on_one_line_and_half_a_character() -> None:
     pieces = [b"x = 1\n", b"y = (2,\n", b"3)\n", b"z = '\xe2\x82", b"\xac'"]  # a character in two tokens
     assert cut(pieces, "code") == [1, 3]
     assert cut(pieces[:4], "code") == [1, 3]
+
+
+@pytest.mark.parametrize("error", [UnicodeDecodeError("utf-8", b"", 0, 1, "odd"), SystemError("odd")])
+def test_a_tokenizer_of_python_that_fails_costs_its_boundaries_alone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """That of CPython 3.12 refuses half a character, and for some odd bytes fails by itself."""
+    pieces, real = [b"x = 1\n", b"y = '\xf0\x9f'\n", b"z = 3"], tokenize.generate_tokens
+
+    def strict(readline: Callable[[], str]) -> Iterator[tokenize.TokenInfo]:
+        yield from real(lambda: readline().encode().decode())
+
+    monkeypatch.setattr(tokenize, "generate_tokens", strict)
+    assert cut(pieces, "code") == [1, 2]
+
+    def failing(readline: Callable[[], str]) -> Iterator[tokenize.TokenInfo]:
+        yield from itertools.islice(real(readline), 4)  # one statement
+        raise error
+
+    monkeypatch.setattr(tokenize, "generate_tokens", failing)
+    assert cut([b"x = 1\n", b"y = 2\n", b"z = 3"], "code") == [1, 2]
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("replay/*.py")), ids=lambda path: path.name)
