@@ -1,7 +1,7 @@
 """Fresh problems as a start source, and the samplers behind it: all with equal probability, or hard ones more often.
 
 Invariant: a draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler
-continues exactly. A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint."""
+continues exactly. A cursor belongs to these problems: a checkpoint of others is refused by their fingerprint."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from core.errors import CheckpointError
 from core.parts.sources import Progress, StartSource, root_start
 from core.records import Problem, Rollout, Start, outcomes
 from core.seeds import derive, generator
 
 MEMORY = 0.5  # weight of a problem's earlier success rate when it is blended with that of its newest rollouts
 CURSOR = "cursor.json"
+PROBLEMS = "problems"  # in the file of the cursor: the fingerprint of its problems
 EASY = 0.2  # weight of a problem that is always solved, relative to one that never is
 
 
@@ -150,8 +152,9 @@ def problem_sampler(
 class Fresh(StartSource):
     """The roots of problems that a sampler draws."""
 
-    def __init__(self, sampler: ProblemSampler) -> None:
-        self._sampler, self._new = sampler, sampler.state()
+    def __init__(self, sampler: ProblemSampler, fingerprint: str = "") -> None:
+        """`fingerprint`: of the problems (`task_fingerprint`), for `restore`."""
+        self._sampler, self._new, self._fingerprint = sampler, sampler.state(), fingerprint
         self._before: dict[str, Any] | None = None  # the cursor before an iteration that is not observed yet
 
     def propose(self, most: int, at: Progress) -> list[Start]:
@@ -166,10 +169,16 @@ class Fresh(StartSource):
 
     def save(self, folder: Path) -> None:
         """See `StartSource`."""
-        (folder / CURSOR).write_text(json.dumps(self._before or self._sampler.state()), encoding="utf-8")
+        cursor = {**(self._before or self._sampler.state()), PROBLEMS: self._fingerprint}
+        (folder / CURSOR).write_text(json.dumps(cursor), encoding="utf-8")
 
     def restore(self, folder: Path | None) -> None:
-        """See `StartSource`."""
+        """See `StartSource`. Raises CheckpointError for a cursor of other problems."""
         saved = self._new if folder is None else json.loads((folder / CURSOR).read_text(encoding="utf-8"))
+        if saved.get(PROBLEMS, self._fingerprint) != self._fingerprint:  # checkpoints of earlier code have none
+            raise CheckpointError(
+                f"{folder}: its training problems are not those of this run; resume with the data, tokenizer and "
+                "rollout.max_prompt_tokens that it began with, or start a new run"
+            )
         self._sampler.restore(saved)
         self._before = None

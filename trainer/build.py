@@ -254,7 +254,7 @@ def _sources(
         others["imitation"] = Imitation("imitated", most, own_successes, problems, cutting.is_wrong)
     for path in config.rollout.sources:
         others[path.replace(":", ".")] = own_source(path)(problems, task.tokenizer)
-    fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights))
+    fresh = Fresh(problem_sampler(config.task.sampling, task.train, seed, task.weights), task.fingerprint)
     return Sources(fresh, others, task.check_starts, reserved)
 
 

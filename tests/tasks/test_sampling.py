@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.errors import CheckpointError
 from core.parts.sources import Progress
 from core.records import Finish, Problem, Rollout, Start, Verdict
-from tasks.sampling import Fresh, HardSampler, ProblemSampler, UniformSampler, problem_sampler
+from tasks.sampling import CURSOR, PROBLEMS, Fresh, HardSampler, ProblemSampler, UniformSampler, problem_sampler
 
 
 def problems(count: int, source: str = "") -> list[Problem]:
@@ -121,6 +123,17 @@ def test_a_mixture_keeps_its_shares_and_resumes_exactly(
     for label, weight in weights.items():
         share = len(expected) * weight / sum(weights.values())
         assert abs(sum(name.startswith(label) for name in expected) - share) < len(weights)
+
+
+def test_a_cursor_of_other_problems_is_refused(tmp_path: Path) -> None:
+    """A position behind the last problem would never be passed."""
+    Fresh(UniformSampler(problems(99), 0), "of 99").save(tmp_path)
+    with pytest.raises(CheckpointError, match="its training problems are not those of this run; resume with the data"):
+        Fresh(UniformSampler(problems(60), 0), "of 60").restore(tmp_path)
+    cursor = json.loads((tmp_path / CURSOR).read_text())
+    del cursor[PROBLEMS]  # as earlier code wrote it
+    (tmp_path / CURSOR).write_text(json.dumps(cursor))
+    Fresh(UniformSampler(problems(99), 0), "of 99").restore(tmp_path)
 
 
 def test_an_iteration_that_ended_unobserved_is_proposed_again(tmp_path: Path) -> None:
