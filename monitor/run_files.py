@@ -25,16 +25,17 @@ class RunFiles:
 
     @property
     def finished(self) -> bool:
-        """Whether all iterations are done, and the last one is evaluated."""
+        """Whether all iterations are done, and the last one is evaluated and saved."""
         last = self.metrics[-1].iteration
-        return last >= self.config.run.iterations and any(line["iteration"] == last for line in self.evaluations)
+        evaluated = any(line["iteration"] == last for line in self.evaluations)
+        return last >= self.config.run.iterations and evaluated and saved(self.run) == last
 
     @property
     def policy(self) -> Path | None:
         """The newest policy: the final one, else that of the last checkpoint, if there is one."""
         iteration = saved(self.run)
         checkpoint = None if iteration is None else self.run.checkpoints / f"{iteration:06d}" / "policy"
-        return self.run.policy if self.finished else checkpoint
+        return self.run.policy if self.finished and self.run.policy.is_dir() else checkpoint
 
 
 class Answers(NamedTuple):

@@ -97,6 +97,12 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
     assert "2 iterations of 2 (unfinished)" in summary(finished)  # its last evaluation is missing
     finished.evaluations.append({"iteration": 2, "success": 0.29, "low": 0.2, "high": 0.4, "problems": 3})
     finished.evaluations[0] |= {"low": 0.1, "high": 0.2}
+    latest = finished.run.checkpoints / "latest"
+    latest.parent.mkdir(parents=True)
+    latest.write_text("000001")
+    assert "2 iterations of 2 (unfinished)" in summary(finished)  # its last checkpoint could not be written
+    latest.write_text("000002")
+    finished.run.policy.mkdir()
     text = summary(finished)
     assert "unfinished" not in text
     assert "--resume" not in text
