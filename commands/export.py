@@ -15,6 +15,7 @@ from core.load import load_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
 from monitor.run_files import read_run
+from trainer.checkpoint import saved
 from trainer.evaluation.files import read_evaluations
 from trainer.evaluation.table import evaluation_table
 from trainer.model.files import HUB_NAME, model_of
@@ -41,16 +42,18 @@ def export_run(options: Namespace) -> int:
 
 def write_export(run: RunDirectory, folder: Path) -> None:
     """Write model, tokenizer, config.yaml, metrics.jsonl, curves.png and README.md (the model card) into `folder`."""
-    config = load_config(run.config)
+    config, item = load_config(run.config), read_run(run)
     shutil.copytree(model_of(run.path), folder, dirs_exist_ok=True)
-    draw_curves(read_run(run))
+    draw_curves(item)
     for path in (run.config, run.metrics, run.curves):
         shutil.copy(path, folder)
-    (folder / "README.md").write_text(model_card(config, run), encoding="utf-8")
+    iteration = saved(run) or item.metrics[-1].iteration
+    (folder / "README.md").write_text(model_card(config, run, iteration), encoding="utf-8")
 
 
-def model_card(config: Config, run: RunDirectory) -> str:
-    """The text of the model card: base model, data, recipe, results, curves, and how the run is repeated."""
+def model_card(config: Config, run: RunDirectory, iteration: int) -> str:
+    """The text of the model card: base model, data, recipe, results, curves, and how the run is repeated. `iteration`:
+    of the policy."""
     data = "; ".join(_data(source) for source in task_sources(config.task))
     hub = sorted({source.config.path for source in task_sources(config.task) if on_hub(source.config.path)})
     head: dict[str, object] = {
@@ -59,7 +62,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
         **({"base_model": config.model.path} if on_hub(config.model.path) else {}),
         **({"datasets": [name.partition(":")[0] for name in hub]} if hub else {}),
     }
-    evaluations = read_evaluations(run.evaluations)
+    evaluations = [line for line in read_evaluations(run.evaluations) if line["iteration"] <= iteration]
     rows = [
         f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} "
         f"% | {line['problems']} |"
@@ -83,7 +86,8 @@ def model_card(config: Config, run: RunDirectory) -> str:
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
         f"# {run.name}",
-        f"A policy that Retrospect trained from `{config.model.path}` by reinforcement learning{paper}.",
+        f"A policy that Retrospect trained from `{config.model.path}` by reinforcement learning{paper}, "
+        f"after iteration {iteration}.",
         f"**Data.** {data}.",
         f"**Recipe.** {recipe} Every setting is in `config.yaml`.",
         "**Results.** Success on held-out problems, greedy, from the prompt:",

@@ -66,16 +66,20 @@ def test_the_card_names_base_model_data_recipe_and_the_results_on_evaluation_set
     record = {"problems": 4, "success": 0.5, "low": 0.25, "high": 0.75, "pass": {}}
     record |= {"truncated": 0.0, "left_out": 0, "judge_failures": 0, "levels": [], "sources": []}
     line = {"iteration": 2, **record, "sets": [{"set": "exam", **record, "sets": []}]}
-    made.evaluations.write_text(json.dumps(line) + "\n")
-    card = model_card(config, made)
+    later = {**line, "iteration": 4, "success": 0.9}  # of a policy that is not the exported one
+    made.evaluations.write_text("".join(json.dumps(one) + "\n" for one in (line, later)))
+    card = model_card(config, made, 2)
     head = yaml.safe_load(card.split("---")[1])
     assert (head["base_model"], head["datasets"]) == ("someone/base", ["openai/gsm8k"])
     assert "LoRA of rank 8, alpha 16; the adapters are in `adapter`, learning rate 1e-05" in card
     assert "seed 7" in card
+    assert "after iteration 2." in card
+    assert "| 2 | 50.0 % |" in card
+    assert "90.0 %" not in card
     assert "up to 32 earlier successes imitated in an update" in card
     assert "by reinforcement learning with retrospective replay" in card
     plain = ["--replay.ratio", "0", "--replay.imitated", "0", "--algorithm.positive_coefficient", "0"]
-    card = model_card(override(config, plain), made)
+    card = model_card(override(config, plain), made, 2)
     assert "no replay, no imitation, seed 7" in card
     assert "retrospective" not in card
     assert "exam         4  50.0 % (25.0 to 75.0)" in card
