@@ -73,10 +73,10 @@ def answered_by_both(first: Evaluation, second: Evaluation) -> list[tuple[Rollou
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     """The first against the second. Raises ActorError when there is no problem that both answered."""
-    pairs = [(mine.verdict, theirs.verdict) for mine, theirs in answered_by_both(first, second)]
+    pairs = answered_by_both(first, second)
     rewards = [(mine.reward, theirs.reward) for mine, theirs in pairs]
     wins = [float(mine > theirs) + 0.5 * float(mine == theirs) for mine, theirs in rewards]
-    gains = [float(mine.correct) - float(theirs.correct) for mine, theirs in pairs]
+    gains = [float(mine.verdict.correct) - float(theirs.verdict.correct) for mine, theirs in pairs]
     ties = sum(mine == theirs for mine, theirs in rewards) / len(rewards)
     return Comparison(share(wins), ties, bootstrap(gains, rng=generator(seed, "comparison")))
 

@@ -107,6 +107,13 @@ def test_a_win_is_a_higher_reward_and_a_tie_half_of_one() -> None:
     assert compare(second, first, seed=0).win_rate.mean == 0.25
 
 
+def test_a_win_counts_the_rewards_of_earlier_turns() -> None:
+    """What the printed mean counts, too."""
+    first, second = (score_responses(PROBLEMS, judged([[1.0], [0.5]]), [], {}, seed=0) for _ in range(2))
+    marked = [replace(one, step_rewards=np.full(one.tokens.size, 5.0, np.float32)) for one in first.greedy]
+    assert compare(replace(first, greedy=marked), second, seed=0).win_rate.mean == 1.0
+
+
 class Engines:
     """Answers all problems but those it is told to leave out, as a pool does that quarantines them."""
 
