@@ -22,7 +22,7 @@ from monitor.student import t_quantile
 from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import PHASES
 
-OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
+OWN = ("run.", "monitor.", "evaluation.every", "model.template_date")  # fields in which the runs of a group may differ
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0, 1)),
     ("Training problems", "share", ("visited", "covered_from_root", "covered"), (0, 1)),

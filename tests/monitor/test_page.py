@@ -131,7 +131,8 @@ def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path: Path) -> None:
-    seeds = [("--replay.ranking", "uniform", "--run.seed", "0"), ("--replay.ranking", "uniform", "--run.seed", "1")]
+    uniform = ("--replay.ranking", "uniform")  # the second one began a day later
+    seeds = [(*uniform, "--run.seed", "0"), (*uniform, "--run.seed", "1", "--model.template_date", "2026-11-02")]
     runs = [read_run(a_run(tmp_path, f"u{n}", *options, lift=n / 10)) for n, options in enumerate(seeds)]
     runs.append(read_run(a_run(tmp_path, "v", "--replay.ranking", "value")))
     found = groups(runs)
