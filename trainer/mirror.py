@@ -48,8 +48,9 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
     if checkpoint:
         target = f"{root}/checkpoints/{checkpoint}"
         if store.get_file_info(target).type != FileType.NotFound:  # the run was resumed from an earlier one
-            with suppress(FileNotFoundError):
-                store.delete_file(f"{root}/checkpoints/latest")
+            latest = f"{root}/checkpoints/latest"
+            if _text(store, latest) == checkpoint:  # if it names another one, that is complete
+                store.delete_file(latest)
             store.delete_dir(target)
         _copy(here, str(run.checkpoints / checkpoint), store, target)
     for path in run.path.iterdir():
@@ -61,6 +62,13 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
     for info in store.get_file_info(FileSelector(f"{root}/checkpoints", allow_not_found=True)):
         if info.type == FileType.Directory and not (run.checkpoints / info.base_name).exists():
             store.delete_dir(info.path)
+
+
+def _text(store: FileSystem, path: str) -> str:
+    """The content of a file; empty if there is none."""
+    with suppress(FileNotFoundError):
+        return str(store.open_input_stream(path).read().decode())
+    return ""
 
 
 def download(uri: str, root: Path) -> Path:

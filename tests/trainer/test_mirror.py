@@ -63,7 +63,7 @@ def test_latest_is_written_last(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The copy fails half-way through a checkpoint: it can be resumed from the one before."""
+    """The copy fails half-way through a checkpoint, twice: it can be resumed from the one before."""
     run = saved(tmp_path / "here", 5)
     upload(run, s3, "000005")
     saved(tmp_path / "here", 5, 10)
@@ -78,6 +78,8 @@ def test_latest_is_written_last(
     monkeypatch.setattr(mirror, "_copy", _first_only)
     assert upload(run, s3, "000010").startswith(f"; not copied to {s3} (the network is gone)")
     assert copied[0].endswith("checkpoints/000010")
+    copied.clear()
+    assert upload(run, s3, "000010").startswith(f"; not copied to {s3} (the network is gone)")
     monkeypatch.undo()
     assert (RunDirectory(download(f"{s3}/mine", tmp_path / "there")).checkpoints / "latest").read_text() == "000005"
 
