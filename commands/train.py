@@ -102,7 +102,6 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
             raise ConfigError(
                 f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
             )
-        write_atomically(run.config, dump_config(config))
         _run(config, run, resumed, local, callback)
     return run
 
@@ -127,7 +126,8 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
             return
         print(summary(read_run(run)))
         if config.run.mirror:
-            upload(run, config.run.mirror)  # what was written after the last checkpoint: report, curves, policy
+            # what was written after the last checkpoint: report, curves, policy
+            print(upload(run, config.run.mirror).removeprefix("; "))
     if not done:
         how = "interrupted" if stop.asked else "ended by its callback"
         print(f"{how}; continue with: {PROGRAM} train --resume {run.path}", file=sys.stderr)
@@ -179,7 +179,6 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         check_trainable(model_path)
         model = stack.enter_context(build.open_task(config, model_path))
         chosen = model.config
-        write_atomically(run.config, dump_config(recorded(recipe, chosen)))  # a resumed run keeps what was chosen
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])
@@ -196,16 +195,18 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
                 evaluate_every=chosen.evaluation.every,
                 evaluation=build.evaluation_plan(chosen),
             )
-            outputs = partial(_open_outputs, chosen, run, local, watchers)
+            outputs = partial(_open_outputs, chosen, recorded(recipe, chosen), run, local, watchers)
             mirror = partial(upload, run, chosen.run.mirror) if chosen.run.mirror else lambda _: ""
             yield Session(started, schedule, run, outputs, mirror)
 
 
 @contextmanager
 def _open_outputs(
-    config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink], last: int
+    config: Config, kept: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink], last: int
 ) -> Iterator[Outputs]:
-    """Console and metric files of a run that continues after iteration `last`."""
+    """Console and metric files of a run that continues after iteration `last`. `kept`: what a later resume reads, with
+    all that was chosen; it is not written before, so that a resume that fails changes nothing."""
+    write_atomically(run.config, dump_config(kept))
     hints = [f"tensorboard --logdir {run.tensorboard}"] if "tensorboard" in config.monitor.sinks else []
     phases: list[Callable[[str], None]] = []
     with ExitStack() as stack:

@@ -144,7 +144,11 @@ def test_a_resumed_run_keeps_changed_fields(
     assert launch.main(["train", *arguments, "--local"]) == 0
     assert "warning: algorithm.kl_coefficient is 0 while states are replayed" in capsys.readouterr().out
     config, resumed, _ = calls.pop()
-    assert config.run.iterations == load_config(run.config).run.iterations == 12
+    assert config.run.iterations == 12
+    assert load_config(run.config).run.iterations == 7  # until it goes on: a resume that fails changes nothing
+    outputs = commands._open_outputs(config, config, run, True, (), 10)
+    with outputs:
+        assert load_config(run.config).run.iterations == 12
     assert resumed == run.checkpoints / "000010"
 
 
