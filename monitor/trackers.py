@@ -47,8 +47,10 @@ class Tracker:
 class TrackerSink:
     """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory."""
 
-    def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
-        self._tracker, self._run, self._shown = tracker, run, last or -1
+    def __init__(self, tracker: Tracker, run: RunDirectory) -> None:
+        """What `run` has evaluated so far was shown when it was evaluated."""
+        self._tracker, self._run = tracker, run
+        self._shown = max((line["iteration"] for line in read_evaluations(run.evaluations)), default=-1)
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
 
     def write(self, metrics: IterationMetrics) -> None:
@@ -58,8 +60,15 @@ class TrackerSink:
             name: value for name, value in (flatten(metrics) | flatten_sources(metrics)).items() if math.isfinite(value)
         }
         self._tracker.numbers(step, {self._tags.get(name, name): float(value) for name, value in finite.items()})
+        self._show_evaluations()
+        if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):
+            shown = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in samples]
+            self._tracker.table(step, "samples", shown)
+
+    def _show_evaluations(self) -> None:
+        """Those that were not shown before."""
         for line in read_evaluations(self._run.evaluations):
-            if self._shown < line["iteration"] <= step:
+            if self._shown < line["iteration"]:
                 rows = evaluation_rows(line)
                 values = {f"evaluation/{row['set']}": row["success"] for row in rows}
                 for row in rows:
@@ -68,13 +77,11 @@ class TrackerSink:
                         values |= {f"{label}_avg@{k}": row["average"], f"{label}_pass@{k}": row["any"]}
                 self._tracker.numbers(line["iteration"], values)
                 self._tracker.table(line["iteration"], "evaluation", rows)
-        if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):
-            shown = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in samples]
-            self._tracker.table(step, "samples", shown)
-        self._shown = step
+                self._shown = line["iteration"]
 
     def close(self) -> None:
-        """Show the curves, and close the tracker."""
+        """Show the last evaluations and the curves, and close the tracker."""
+        self._show_evaluations()
         if self._run.curves.exists():
             self._tracker.picture("curves", self._run.curves)
         self._tracker.close()
@@ -101,7 +108,7 @@ def find_tracker(name: str) -> type[Tracker]:
 
 def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
     """The trackers of `monitor.sinks` for a run that continues after iteration `last`."""
-    return [TrackerSink(find_tracker(name)(config, run, last), run, last) for name in config.monitor.sinks]
+    return [TrackerSink(find_tracker(name)(config, run, last), run) for name in config.monitor.sinks]
 
 
 class TensorBoard(Tracker):

@@ -175,11 +175,11 @@ class Training:
             return
         with self.stop.interruptible():
             evaluation = self._evaluate(iteration, PhaseClock(self.outputs.phase))
-        if iteration:
-            checkpoint.name_best(directory, iteration, evaluation.success)
         when = f"after iteration {iteration}" if iteration else "before training"
         self.outputs.note(f"{when}: {describe_evaluation(evaluation)}")
         self._note_sets(evaluation)
+        if iteration:  # the start sources have seen the evaluation, so the next resume must begin with that
+            self._save("", evaluation.success, again=True)
 
     def _iteration(self, iteration: int, clock: PhaseClock) -> None:
         """One iteration, its evaluation, its report and its checkpoint. Raises ActorError or WeightError when engines
@@ -255,12 +255,12 @@ class Training:
             self.failed_judge = failed.detail
             self.outputs.note(f"a response without a verdict: {failed.detail}; it has the reward {failed.reward:g}")
 
-    def _save(self, reason: str, success: float | None = None) -> None:
-        """Write and report the checkpoint of the last complete iteration, unless it is already the latest. `success`:
-        on held-out problems."""
+    def _save(self, reason: str, success: float | None = None, *, again: bool = False) -> None:
+        """Write and report the checkpoint of the last complete iteration, unless it is already the latest and not to be
+        written `again`. `success`: on held-out problems."""
         directory, progress = self.session.directory, self.progress
         copied, begun = "", time.monotonic()
-        if checkpoint.saved(directory) == progress.iteration:
+        if checkpoint.saved(directory) == progress.iteration and not again:
             path = checkpoint.latest(directory)
         else:
             keep = self.session.schedule.keep_checkpoints

@@ -48,12 +48,14 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
     """A run whose iterations `numbers` are given to a tracker, with an evaluation after the second and samples of the
     third."""
     run = RunDirectory.create(root, "mine" if not last else "", "demo") if not last else RunDirectory(root / "mine")
-    run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n" + json.dumps(EVALUATION) + "\n")
+    lines = {number: json.dumps({**EVALUATION, "iteration": number}) + "\n" for number in (0, 2)}
+    run.evaluations.write_text("".join(line for number, line in lines.items() if last and number <= last))
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
     with closing(JsonlSink(run.metrics)) as file:
         file.write(iteration(1))
     draw_curves(RunFiles(run, config_of(sink), [iteration(1)], []))
     (tracker,) = open_trackers(config_of(sink), run, last)
+    run.evaluations.write_text("".join(lines.values()))
     for number in numbers:
         tracker.write(iteration(number))
     tracker.close()
@@ -111,6 +113,17 @@ def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
     for event in found.Scalars("success/reward"):
         steps[event.step].append(event.value)
     assert {step: len(values) for step, values in steps.items()} == {1: 1, 2: 1, 3: 1}
+
+
+def test_an_evaluation_that_a_resume_makes_up_for_is_shown_though_no_iteration_follows(tmp_path: Path) -> None:
+    a_run(tmp_path, "tensorboard", range(1, 2), last=0)
+    run = RunDirectory(tmp_path / "mine")
+    run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n")
+    (tracker,) = open_trackers(config_of("tensorboard"), run, 3)
+    with run.evaluations.open("a") as file:
+        file.write(json.dumps({**EVALUATION, "iteration": 3}) + "\n")
+    tracker.close()
+    assert [event.step for event in events(run).Scalars("evaluation/all")][-1] == 3
 
 
 def wandb_records(path: Path) -> Iterator[Any]:

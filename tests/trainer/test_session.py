@@ -300,7 +300,7 @@ def test_a_run_without_its_last_evaluation_is_not_finished_and_a_resume_makes_it
         return SimpleNamespace(success=0.5, sets={})
 
     again.start(monkeypatch, _evaluate=evaluate)
-    assert (again.done, again.saved, again.reports, evaluated) == (True, [], [], [4])
+    assert (again.done, again.saved, again.reports, evaluated) == (True, [4], [], [4])  # the sources know it now
     assert checkpoint.best(run.run) == checkpoint.Best(4, 0.5)
     assert run.run.policy.exists()
 
