@@ -105,7 +105,7 @@ def _of_lengths(generated: Sequence[Rollout]) -> dict[str, float]:
 def _by_source(run: Run, report: Report, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
     metrics, held_out = {}, evaluation.sources if evaluation else {}
     for label in run.task.weights:
-        rollouts = [one for one in report.trained if run.problems[one.start.problem_id].source == label]
+        rollouts = [one for one in report.generated if run.problems[one.start.problem_id].source == label]
         metrics[label] = SourceMetrics(
             starts=float(len({rollout.start.id for rollout in rollouts})),
             root_success=_success([rollout for rollout in rollouts if rollout.start.from_root]),

@@ -52,8 +52,8 @@ def collected(iteration: Report, tokens_before: int = 0) -> IterationMetrics:
         pool=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0, dropped=0),
         sources=Store(),
         engines=SimpleNamespace(finished=1),
-        task=SimpleNamespace(weights={}),
-        problems={},
+        task=SimpleNamespace(weights={"maths": 1.0}),
+        problems={START.problem_id: SimpleNamespace(source="maths")},
         algorithm=Algorithm(AlgorithmConfig(), 8, every_token),
     )
     return collect_metrics(
@@ -121,7 +121,7 @@ def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     valued = replace(imitated, use=Use.VALUE)
     metrics = collected(result(1, [scored(START, 3, True), dropped, *[imitated] * 3, valued], STATS))
     assert metrics.generated_tokens == 3 + 5
-    assert metrics.root_success == 0.5
+    assert metrics.root_success == metrics.sources["maths"].root_success == 0.5
     assert metrics.resampled_starts == 1
     assert metrics.imitated == 3
 
