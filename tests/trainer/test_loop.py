@@ -131,6 +131,13 @@ def test_a_users_own_source_takes_its_places_and_sees_everything() -> None:
     assert set(own.seen) == {"3.f0", "3.f1", "3.f2", "3.o0"}
 
 
+def test_places_that_are_kept_for_replay_leave_one_to_a_fresh_problem() -> None:
+    """With replay.fill false and a high ratio, the first iteration would have no start at all."""
+    sources = Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {}, reserved=lambda most, _: most)
+    at = Progress(0, 1, 10, 1)
+    assert [len(sources.propose(most, at)) for most in (4, 1)] == [1, 1]
+
+
 def test_two_starts_of_one_id_are_refused() -> None:
     both = Sources(Fresh(UniformSampler([*PROBLEMS.values()], 0)), {"own": Own(), "other": Own()})
     with pytest.raises(DataError, match=r"rollout\.sources.*1\.o0"):
