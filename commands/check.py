@@ -186,7 +186,7 @@ def check_model_and_data(config: Config) -> str:
         task.close()
         from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
 
-        check_trainable(path)
+        check_trainable(path, bool(config.learner.lora_rank))
         config, notes = chosen(config, task, info)
         model = (
             f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "

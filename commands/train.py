@@ -176,7 +176,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         starting = stack.enter_context(closing(Starting(run, waiting)))
         from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
 
-        check_trainable(model_path)
+        check_trainable(model_path, bool(config.learner.lora_rank))
         model = stack.enter_context(build.open_task(config, model_path))
         chosen = model.config
         write_versions(run)

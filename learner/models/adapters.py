@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from core.errors import ModelError
 from core.weights import NamedTensor
 
 _BASE = ".base_layer."
@@ -29,11 +30,19 @@ class Lora:
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Freeze the model and put an adapter on every linear layer but the output head, in place."""
+    """Freeze the model and put an adapter on every linear layer but the output head, in place. Raises ModelError for a
+    model that has layers which `merged` cannot merge: fused experts, or GPT-2's transposed ones."""
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, bias="none", target_modules="all-linear")
     inject_adapter_in_model(config, model)  # only the adapters are trainable now
+    layers = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    if other := {type(layer).__name__ for layer in layers} - {"Linear"}:
+        raise ModelError(
+            f"learner.lora_rank: adapters of {type(model).__name__} on layers of the type {min(other)} cannot be merged; "
+            "set it to 0, or choose another model"
+        )
 
 
 def merged(

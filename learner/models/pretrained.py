@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -29,6 +30,8 @@ from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**27
 """Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
+_RENAMED = ("glm4_moe", "minimax_m2", "mixtral", "phimoe")
+"""Model types whose weights have names in transformers, or are buffers there, that vLLM does not take in a broadcast."""
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -74,7 +77,9 @@ class ValueHead(nn.Linear):
 
     def __init__(self, trunk: PreTrainedModel) -> None:
         """All zeros: every value is 0 before the first step."""
-        super().__init__(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
+        config = trunk.config.get_text_config()
+        width = getattr(config, "word_embed_proj_dim", None) or config.hidden_size  # OPT-350m projects its last states
+        super().__init__(width, 1, dtype=trunk.dtype)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
@@ -153,24 +158,39 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora
     config = read_config(path)
     _check_layers(kind, config, path)
     model = _pretrained(kind, what, path, {"config": config, "dtype": dtype, "attn_implementation": TREE})
+    _make_savable(model)
     if lora is not None:
         add_adapters(model, lora)
     return model
 
 
-def check_trainable(path: str | Path) -> None:
-    """Raises ModelError as `load_policy` for a model that the learner does not support, and for weights of a folder that
-    are not those of its config.json; no weights are read."""
+def _make_savable(model: PreTrainedModel) -> None:
+    """Keep only the special tokens of a generation config that contradicts itself, such as a temperature without
+    `do_sample`: transformers loads one and refuses to save it, so no checkpoint could be written."""
+    found = getattr(model, "generation_config", None)  # a critic's trunk has none
+    if found is None:
+        return
+    try:
+        found.validate(strict=True)
+    except ValueError:
+        special = {name: getattr(found, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        known = {name: ids for name, ids in special.items() if not (isinstance(ids, int) and ids < 0)}
+        model.generation_config = GenerationConfig(**known)
+
+
+def check_trainable(path: str | Path, lora: bool) -> None:
+    """Raises ModelError as `load_policy` for a model that the learner does not support, or not with adapters (`lora`),
+    and for weights of a folder that are not those of its config.json; no weights are read."""
     config = read_config(path)
     _check_layers(AutoModelForCausalLM, config, path)
     options: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         if Path(path).is_dir():
             with _quiet():
-                _, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+                model, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
         else:
             with torch.device("meta"):
-                AutoModelForCausalLM.from_config(config)
+                model = AutoModelForCausalLM.from_config(config)
             found = {"missing_keys": (), "mismatched_keys": ()}
     except Exception as error:  # whatever a model's class raises for a wrong number
         raise ModelError(f"model.path {path}: config.json makes no model: {first_line(error)}") from error
@@ -178,6 +198,8 @@ def check_trainable(path: str | Path) -> None:
     wrong += [f"{name} is missing" for name in sorted(found["missing_keys"])]  # transformers would leave it random
     if wrong:
         raise ModelError(f"model.path {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
+    if lora:
+        add_adapters(model, Lora(rank=1, alpha=1))
 
 
 @contextmanager
@@ -209,6 +231,11 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None
         why = f"it has layers of {', '.join(sorted(other))}"
     elif getattr(text, "attn_logit_softcapping", None) is not None:
         why = "attn_logit_softcapping bounds its attention scores"
+    elif config.model_type in _RENAMED:
+        raise ModelError(
+            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not know the names that its weights have "
+            "in transformers; choose another model (docs/sizing.md)"
+        )
     elif "s_aux=" in code:
         why = "its attention has sinks"
     if why:

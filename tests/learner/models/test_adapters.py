@@ -1,13 +1,16 @@
 """LoRA: what is trained, what is merged, and what the reference policy sees."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from core.errors import ModelError
 from learner.models.adapters import Lora, adapters_off, merged
-from learner.models.pretrained import PolicyModel, load_policy, load_value
+from learner.models.pretrained import PolicyModel, check_trainable, load_policy, load_value
 from tests.learner.models.test_pretrained import ROWS, line
 
 LORA = Lora(rank=4, alpha=8)
@@ -48,6 +51,27 @@ def test_merged_weights_in_a_plain_model_give_the_adapted_log_probabilities(
             own, after = policy(line(ROWS), 1.0)[0], PolicyModel(plain)(line(ROWS), 1.0)[0]
         torch.testing.assert_close(after, own, atol=1e-5, rtol=0)
         assert float((after - before.detach()).abs().max()) > 0.01  # the adapters did something
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "sizes"),
+    [
+        ("gpt2", "Conv1D", {"n_embd": 32, "n_layer": 1, "n_head": 2}),
+        (
+            "olmoe",
+            "OlmoeExperts",
+            {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_experts": 4},
+        ),
+    ],
+)
+def test_layers_that_cannot_be_merged_are_refused(
+    tmp_path: Path, family: str, layer: str, sizes: dict[str, object]
+) -> None:
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](vocab_size=64, **sizes)).save_pretrained(tmp_path)
+    check_trainable(tmp_path, lora=False)
+    for refused in (partial(check_trainable, tmp_path, lora=True), partial(load_policy, tmp_path, torch.float32, LORA)):
+        with pytest.raises(ModelError, match=rf"^learner\.lora_rank: .* type {layer} cannot be merged; set it to 0"):
+            refused()
 
 
 def test_with_adapters_off_the_policy_is_the_one_it_started_from(tiny_model: Callable[[bool], Path]) -> None:

@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen2ForSequenceClassification
 
 from core.errors import ModelError
 from learner.models.adapters import Lora
@@ -177,6 +178,28 @@ def test_what_was_learnt_stays_when_the_file_of_the_model_is_written_again(
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes())
     assert all(torch.equal(*pair) for pair in zip(policy.parameters(), learnt, strict=True))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.9, "top_p": 0.6}, {"early_stopping": True, "num_beams": 1}, {"pad_token_id": -1}]
+)
+def test_a_model_whose_generation_config_contradicts_itself_can_be_saved(
+    tiny_model: Callable[[bool], Path], tmp_path: Path, fields: dict[str, object]
+) -> None:
+    """transformers refuses that, so the first checkpoint would end the run."""
+    folder = Path(shutil.copytree(tiny_model(True), tmp_path / "model"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **fields}))
+    load_policy(folder, torch.float32).model.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "generation_config.json").read_text())["eos_token_id"] == 2
+
+
+def test_the_critic_reads_states_that_a_model_projects(tmp_path: Path) -> None:
+    """OPT-350m: its last states are narrower than its layers."""
+    sizes = {"ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=16, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert load_value(tmp_path, torch.float32)(line(ROWS)).shape == (3 + 2 + 1,)
+    assert len(load_shared(tmp_path, torch.float32)(line(ROWS), 1.0)[2]) == 3 + 2 + 1
 
 
 def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
