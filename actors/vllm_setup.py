@@ -38,7 +38,8 @@ def stop_tokens(model_path: str) -> list[int]:
     tokens: set[int] = set()
     generation = Path(model_path) / "generation_config.json"
     # without files transformers would make up an empty tokenizer of the model's class
-    tokenizers = [AutoTokenizer] if any(Path(model_path).glob("tokenizer*")) else []
+    place = Path(model_path)  # no folder: a name of the hub
+    tokenizers = [AutoTokenizer] if not place.is_dir() or any(place.glob("tokenizer*")) else []
     for source in (GenerationConfig, AutoConfig, *tokenizers):
         try:
             ids = source.from_pretrained(model_path).eos_token_id

@@ -1,6 +1,9 @@
 """The engine against Hugging Face, before and after weight updates, tied and untied embeddings."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -329,6 +332,20 @@ def test_engines_stop_at_the_tokenizers_end_too(tmp_path: Path) -> None:
     models.save_tokenizer(tmp_path)  # its end is token 1
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 7}', encoding="utf-8")
     assert stop_tokens(str(tmp_path)) == [models.EOS, 7]
+
+
+def test_the_tokenizers_end_counts_for_a_name_of_the_hub_too(tmp_path: Path) -> None:
+    """The same files, in the cache of the hub, without a network."""
+    cached = tmp_path / "models--own--model"
+    folder = cached / "snapshots" / ("0" * 40)
+    models.save_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 7}', encoding="utf-8")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    code = "from actors.vllm_setup import stop_tokens; print(stop_tokens('own/model'))"
+    offline = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str([models.EOS, 7])
 
 
 def test_ends_that_are_no_tokens_are_named(tmp_path: Path) -> None:
