@@ -81,12 +81,17 @@ def _write_rows(data: Iterable[Mapping[str, Any]], folder: Path) -> tuple[str, i
         if not isinstance(row, Mapping):
             raise DataError(f"data: row {number} is {type(row).__name__}; give a dict of columns")
         try:
-            lines.append(json.dumps(dict(row), default=str))
+            lines.append(json.dumps(dict(row), default=_plain))
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"data: row {number}: {first_line(error)}; give texts, numbers, lists and dicts") from None
     if not lines:
         raise DataError("data has no rows; give at least two")
     return _keep(folder, "rows", ".jsonl", "\n".join([*lines, ""])), len(lines)
+
+
+def _plain(cell: Any) -> Any:
+    """A cell that JSON does not know: an array or number of numpy, as of pandas, by its values, others as text."""
+    return cell.tolist() if hasattr(cell, "tolist") else str(cell)
 
 
 def _keep(folder: Path, kind: str, suffix: str, content: str) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -41,6 +42,15 @@ def test_rows_are_a_list_or_a_data_set_and_stay_the_same(tmp_path: Path) -> None
     }
     named = with_objects(config(tmp_path, "--task.name=gsm8k", "--task.eval_problems=5"), None, ROWS).task
     assert (named.name, named.eval_problems) == ("gsm8k", 5)
+
+
+def test_cells_of_pandas_are_their_values(tmp_path: Path) -> None:
+    """`read_parquet(...).to_dict("records")` has an array where a row of verl or TRL has a list of messages."""
+    message = {"role": "user", "content": "0+2?"}
+    row = {"prompt": np.array([message], dtype=object), "answer": np.int64(2)}
+    task = with_objects(config(tmp_path), None, [row, row]).task
+    written = json.loads(Path(task.path).read_text().splitlines()[0])
+    assert written == {"prompt": [message], "answer": 2}
 
 
 def test_a_reward_may_be_a_closure_and_judges_in_another_process(tmp_path: Path) -> None:
