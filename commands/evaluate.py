@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commands.options import configuration
 from commands.preflight import check_configuration
@@ -149,7 +149,10 @@ def evaluate_models(
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
+        changed: dict[str, Any] = {"path": model_of(Path(target))}
+        if config.model.template_date is None and (run := run_of(Path(target))) is not None:
+            changed["template_date"] = load_config(run.config).model.template_date  # prompts as in the training
+        config = config.model_copy(update={"model": config.model.model_copy(update=changed)})
     rival = model_of(Path(against)) if against else ""
     if rival and config.reward_model.judge.url:
         check_endpoint(config.reward_model.judge)

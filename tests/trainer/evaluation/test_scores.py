@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -329,6 +330,23 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
     check_rival(first, same)
     with pytest.raises(ConfigError, match=r"--against .*b: .*vocabulary"):
         check_rival(first, second)
+
+
+def test_a_run_is_evaluated_with_the_date_of_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, day = RunDirectory.create(tmp_path, "run", "test"), date(2026, 11, 2)
+    run.config.write_text(dump_config(Config.model_validate({"model": {"template_date": day}})))
+    run.policy.mkdir()
+    asked: list[Config] = []
+
+    def checked(config: Config) -> None:
+        asked.append(config)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(evaluation, "check_configuration", checked)
+    for config in (Config(), Config.model_validate({"model": {"template_date": date(2026, 1, 1)}})):
+        with pytest.raises(ConfigError, match="far enough"):
+            evaluation.evaluate_models(config, str(run.path))
+    assert [config.model.template_date for config in asked] == [day, date(2026, 1, 1)]
 
 
 def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) -> None:
