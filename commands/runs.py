@@ -17,7 +17,7 @@ from core.errors import CheckpointError, RetrospectError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl, tail
 from monitor.console import byte_count
-from trainer.checkpoint import saved
+from trainer.checkpoint import is_saved
 
 WIDTH = 250  # columns where there is no terminal
 TAIL = 65536  # bytes at the end of a file in which its last line is searched
@@ -46,7 +46,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
         step, done = str(numbers["step"]), (run.policy / "config.json").exists()
     else:
         iteration, planned = int(numbers.get("iteration") or 0), load_config(run.config).run.iterations
-        step, done = f"{iteration}/{planned}", iteration >= planned and saved(run) == iteration
+        step, done = f"{iteration}/{planned}", iteration >= planned and is_saved(run, iteration)
     state = "running" if run.locked() else "finished" if done else "stopped"
     success = [line["success"] for line in read_jsonl(run.evaluations, lambda line: line["success"] + 0.0)]
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())

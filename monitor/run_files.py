@@ -9,7 +9,7 @@ from core.config import Config
 from core.errors import CheckpointError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
-from trainer.checkpoint import saved
+from trainer.checkpoint import is_saved, saved
 from trainer.evaluation.files import read_evaluations
 from trainer.metrics import IterationMetrics, read_metrics
 
@@ -28,7 +28,7 @@ class RunFiles:
         """Whether all iterations are done, and the last one is evaluated and saved."""
         last = self.metrics[-1].iteration
         evaluated = any(line["iteration"] == last for line in self.evaluations)
-        return last >= self.config.run.iterations and evaluated and saved(self.run) == last
+        return last >= self.config.run.iterations and evaluated and is_saved(self.run, last)
 
     @property
     def policy(self) -> Path | None:

@@ -99,10 +99,9 @@ def save(directory: RunDirectory, run: "Run", progress: RunProgress, keep: int, 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that replaces `folder` when the block ends without an error. `folder` is always the complete old or
-    new one; if the process is killed between the two renames, the next call restores the old one first."""
+    new one; if the process is killed between the two renames, `latest` or the next call restores the old one first."""
     temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
-    if old.exists() and not folder.exists():
-        old.rename(folder)
+    _restore(folder)
     for stale in (temporary, old):  # of a process that was killed
         shutil.rmtree(stale, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -114,6 +113,12 @@ def replacing(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(folder: Path) -> None:
+    """Bring back a folder that `replacing` had moved away when its process was killed."""
+    if (old := _sibling(folder, "old")).exists() and not folder.exists():
+        old.rename(folder)
 
 
 def write_digests(folder: Path) -> None:
@@ -248,6 +253,12 @@ def saved(run: RunDirectory) -> int | None:
         raise CheckpointError(f"{pointer}: {why}; write the name of a checkpoint beside it into it") from None
 
 
+def is_saved(run: RunDirectory, iteration: int) -> bool:
+    """Whether the state after an iteration is saved: its checkpoint, or the final policy where none is kept."""
+    newest = saved(run)
+    return newest == iteration or (newest is None and run.policy.is_dir())
+
+
 def latest(run: RunDirectory) -> Path:
     """The newest complete checkpoint. Raises CheckpointError when there is none."""
     iteration = saved(run)
@@ -258,6 +269,7 @@ def latest(run: RunDirectory) -> Path:
     if iteration is None:
         raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
     path = run.checkpoints / f"{iteration:06d}"
+    _restore(path)
     if not (path / "progress.json").is_file():
         raise CheckpointError(f"{path}: incomplete, it has no file progress.json; {_another(path)}")
     return path

@@ -248,6 +248,15 @@ def test_the_best_is_kept_as_well_as_the_newest(run: RunDirectory, files: Files)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000012", "best", "latest"]
 
 
+def test_the_latest_is_found_after_a_kill_between_the_two_renames_of_its_replacement(
+    run: RunDirectory, files: Files
+) -> None:
+    path = save(run, files, 4)
+    path.rename(run.checkpoints / ".000004.old")
+    assert checkpoint.latest(run) == path
+    assert (path / "progress.json").is_file()
+
+
 def test_a_best_checkpoint_that_is_written_again_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
     save(run, files, 2, success=0.5)
     save(run, files, 4, success=0.75)
