@@ -32,25 +32,30 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
 
 def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
     """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the
-    live store. Returns the end of a line for a person. A failure is a warning: the next checkpoint tries again."""
+    live store. Without a name the newest checkpoint is copied, too, if the copy has another one. Returns the end of a
+    line for a person. A failure is a warning: the next call tries again."""
     try:
         store, root = open_store(uri)
         _upload(run, store, f"{root}/{run.name}", checkpoint)
     except (ConfigError, *FAILURES) as error:
-        line = f"not copied to {uri} ({first_line(error)}); the next checkpoint tries again"
+        then = "the next checkpoint tries again" if checkpoint else f"copy {run.path} there"
+        line = f"not copied to {uri} ({first_line(error)}); {then}"
         logger.warning(line)
         return f"; {line}"
     return f"; copied to {uri}"
 
 
 def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) -> None:
-    here = LocalFileSystem()
+    here, latest = LocalFileSystem(), run.checkpoints / "latest"
+    newest = latest.read_text(encoding="utf-8") if latest.exists() else ""
+    if newest != _text(store, f"{root}/checkpoints/latest"):  # an earlier copy failed
+        checkpoint = checkpoint or newest
     if checkpoint:
         target = f"{root}/checkpoints/{checkpoint}"
         if store.get_file_info(target).type != FileType.NotFound:  # the run was resumed from an earlier one
-            latest = f"{root}/checkpoints/latest"
-            if _text(store, latest) == checkpoint:  # if it names another one, that is complete
-                store.delete_file(latest)
+            there = f"{root}/checkpoints/latest"
+            if _text(store, there) == checkpoint:  # if it names another one, that is complete
+                store.delete_file(there)
             store.delete_dir(target)
         _copy(here, str(run.checkpoints / checkpoint), store, target)
     for path in run.path.iterdir():

@@ -84,6 +84,22 @@ def test_latest_is_written_last(
     assert (RunDirectory(download(f"{s3}/mine", tmp_path / "there")).checkpoints / "latest").read_text() == "000005"
 
 
+def test_the_last_copy_brings_the_checkpoint_that_an_earlier_one_could_not(
+    s3: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only checkpoint is written again, and its copy fails."""
+    run = saved(tmp_path / "here", 5)
+    upload(run, s3, "000005")
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "_copy", lambda *_: (_ for _ in ()).throw(OSError("the network is gone")))
+        assert upload(run, s3, "000005").endswith("(the network is gone); the next checkpoint tries again")
+        assert upload(run, s3).endswith(f"(the network is gone); copy {run.path} there")
+    upload(run, s3)
+    assert files(RunDirectory(download(f"{s3}/mine", tmp_path / "there"))) == files(run)
+
+
 def test_bad_places_get_one_line(s3: str, tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(ConfigError, match=r"^gopher://x: .*s3://"):
         open_store("gopher://x")
