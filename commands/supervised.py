@@ -216,6 +216,8 @@ def _train(
     from transformers.utils.logging import disable_progress_bar
     from trl import RewardTrainer, SFTTrainer
 
+    from learner.models.pretrained import make_savable
+
     disable_progress_bars()
     disable_progress_bar()
     kind = RewardTrainer if section == "reward_model" else SFTTrainer
@@ -225,6 +227,7 @@ def _train(
     except ValueError as error:
         raise ConfigError(f"{section}.arguments: TRL refuses them: {first_line(error)}") from error
     trainer.remove_callback(PrinterCallback)
+    make_savable(trainer.model)
     if resumed is not None:
         keep_lines(run.metrics, "step", int(resumed.name.rpartition("-")[2]))
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))

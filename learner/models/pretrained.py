@@ -30,8 +30,8 @@ from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**27
 """Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
-_RENAMED = ("glm4_moe", "minimax_m2", "mixtral", "phimoe")
-"""Model types whose weights have names in transformers, or are buffers there, that vLLM does not take in a broadcast."""
+_RENAMED = ("minimax_m2", "mixtral", "phimoe")
+"""Model types whose experts have other names in transformers than vLLM takes in a broadcast."""
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -158,13 +158,13 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora
     config = read_config(path)
     _check_layers(kind, config, path)
     model = _pretrained(kind, what, path, {"config": config, "dtype": dtype, "attn_implementation": TREE})
-    _make_savable(model)
+    make_savable(model)
     if lora is not None:
         add_adapters(model, lora)
     return model
 
 
-def _make_savable(model: PreTrainedModel) -> None:
+def make_savable(model: PreTrainedModel) -> None:
     """Keep only the special tokens of a generation config that contradicts itself, such as a temperature without
     `do_sample`: transformers loads one and refuses to save it, so no checkpoint could be written."""
     found = getattr(model, "generation_config", None)  # a critic's trunk has none
@@ -231,10 +231,10 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None
         why = f"it has layers of {', '.join(sorted(other))}"
     elif getattr(text, "attn_logit_softcapping", None) is not None:
         why = "attn_logit_softcapping bounds its attention scores"
-    elif config.model_type in _RENAMED:
-        raise ModelError(
-            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not know the names that its weights have "
-            "in transformers; choose another model (docs/sizing.md)"
+    elif kind is AutoModelForCausalLM and (config.model_type in _RENAMED or "e_score_correction_bias" in code):
+        raise ModelError(  # that bias is a buffer, or has another name
+            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not take the weights of its experts as "
+            "transformers has them; choose another model (docs/sizing.md)"
         )
     elif "s_aux=" in code:
         why = "its attention has sinks"

@@ -74,6 +74,11 @@ def test_layers_that_cannot_be_merged_are_refused(
             refused()
 
 
+def test_a_usual_model_may_have_adapters(tiny_model: Callable[[bool], Path]) -> None:
+    for tied in (True, False):
+        check_trainable(tiny_model(tied), lora=True)
+
+
 def test_with_adapters_off_the_policy_is_the_one_it_started_from(tiny_model: Callable[[bool], Path]) -> None:
     plain, policy = load_policy(tiny_model(True), torch.float32), adapted(tiny_model(True))
     trained = [p for p in policy.parameters() if p.requires_grad]
