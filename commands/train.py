@@ -85,8 +85,6 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         check_changes(before, config)
         resumed = checkpoint.latest(run)
         checkpoint.check_digests(resumed)
-        if (store := resumed / "sources" / "replay").is_dir():
-            read_manifest(store)  # refuses a store of another format now, not after the engines have started
         progress = checkpoint.progress_of(resumed)
         if progress.iteration > config.run.iterations:
             raise ConfigError(
@@ -97,6 +95,8 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
             print(summary(read_run(run)))
             print(f"{run.path} has finished its {progress.iteration} iterations; raise run.iterations to train on")
             return run
+        if config.replay.ratio and (store := resumed / "sources" / "replay").is_dir():
+            read_manifest(store)  # refuses a store of another format now, not after the engines have started
         count = checkpoint.in_flight(progress)
         if local and count:
             raise ConfigError(
@@ -116,7 +116,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
     """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
     for line in plan_warnings(config):
         print(line, flush=True)
-    stop, done = Interruption(), False
+    stop, done, before = Interruption(), False, load_config(run.config)
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
     with stop.handled(), open_log(run):
         with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
@@ -130,7 +130,9 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
             print(upload(run, config.run.mirror).removeprefix("; "))
     if not done:
         how = "interrupted" if stop.asked else "ended by its callback"
-        print(f"{how}; continue with: {PROGRAM} train --resume {run.path}", file=sys.stderr)
+        lost = before != config and load_config(run.config) == before  # interrupted while it started
+        fields = ", and the same changed fields" if lost else ""
+        print(f"{how}; continue with: {PROGRAM} train --resume {run.path}{fields}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ def _open_outputs(
     config: Config, kept: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink], last: int
 ) -> Iterator[Outputs]:
     """Console and metric files of a run that continues after iteration `last`. `kept`: what a later resume reads, with
-    all that was chosen; it is not written before, so that a resume that fails changes nothing."""
+    all that was chosen; it is not written before, so that a resume that fails leaves the fields as they were."""
     write_atomically(run.config, dump_config(kept))
     hints = [f"tensorboard --logdir {run.tensorboard}"] if "tensorboard" in config.monitor.sinks else []
     phases: list[Callable[[str], None]] = []

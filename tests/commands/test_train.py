@@ -146,9 +146,9 @@ def test_a_resumed_run_keeps_changed_fields(
     config, resumed, _ = calls.pop()
     assert config.run.iterations == 12
     assert load_config(run.config).run.iterations == 7  # until it goes on: a resume that fails changes nothing
-    outputs = commands._open_outputs(config, config, run, True, (), 10)
-    with outputs:
-        assert load_config(run.config).run.iterations == 12
+    kept = override(config, ["--rollout.max_running", "99"])  # chosen automatically
+    with commands._open_outputs(config, kept, run, True, (), 10):
+        assert load_config(run.config) == kept
     assert resumed == run.checkpoints / "000010"
 
 
