@@ -36,9 +36,9 @@ def stop_tokens(model_path: str) -> list[int]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     tokens: set[int] = set()
-    generation = Path(model_path) / "generation_config.json"
-    # without files transformers would make up an empty tokenizer of the model's class
-    place = Path(model_path)  # no folder: a name of the hub
+    place = Path(model_path)
+    generation = place / "generation_config.json"
+    # in a folder without its files transformers would make up an empty tokenizer of the model's class
     tokenizers = [AutoTokenizer] if not place.is_dir() or any(place.glob("tokenizer*")) else []
     for source in (GenerationConfig, AutoConfig, *tokenizers):
         try:

@@ -150,8 +150,8 @@ def evaluate_models(
         check_unseen(config.task, path)
     if target:
         changed: dict[str, Any] = {"path": model_of(Path(target))}
-        if config.model.template_date is None and (run := run_of(Path(target))) is not None:
-            changed["template_date"] = load_config(run.config).model.template_date  # prompts as in the training
+        if config.model.template_date is None and (recipe := recipe_of(target)) is not None:
+            changed["template_date"] = load_config(recipe).model.template_date  # prompts as in the training
         config = config.model_copy(update={"model": config.model.model_copy(update=changed)})
     rival = model_of(Path(against)) if against else ""
     if rival and config.reward_model.judge.url:

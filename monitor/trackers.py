@@ -47,15 +47,15 @@ class Tracker:
 class TrackerSink:
     """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory."""
 
-    def __init__(self, tracker: Tracker, run: RunDirectory) -> None:
-        """What `run` has evaluated so far was shown when it was evaluated."""
-        self._tracker, self._run = tracker, run
+    def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
+        """What `run` has evaluated up to now, after iteration `last`, was shown when it was evaluated."""
+        self._tracker, self._run, self._last = tracker, run, last or -1
         self._shown = max((line["iteration"] for line in read_evaluations(run.evaluations)), default=-1)
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
 
     def write(self, metrics: IterationMetrics) -> None:
         """Show one iteration."""
-        step = metrics.iteration
+        step = self._last = metrics.iteration
         finite = {
             name: value for name, value in (flatten(metrics) | flatten_sources(metrics)).items() if math.isfinite(value)
         }
@@ -66,9 +66,9 @@ class TrackerSink:
             self._tracker.table(step, "samples", shown)
 
     def _show_evaluations(self) -> None:
-        """Those that were not shown before."""
+        """Those that were not shown before. That of an iteration which has not ended will be repeated."""
         for line in read_evaluations(self._run.evaluations):
-            if self._shown < line["iteration"]:
+            if self._shown < line["iteration"] <= self._last:
                 rows = evaluation_rows(line)
                 values = {f"evaluation/{row['set']}": row["success"] for row in rows}
                 for row in rows:
@@ -80,7 +80,7 @@ class TrackerSink:
                 self._shown = line["iteration"]
 
     def close(self) -> None:
-        """Show the last evaluations and the curves, and close the tracker."""
+        """Show an evaluation that a resume has made up for, and the curves, and close the tracker."""
         self._show_evaluations()
         if self._run.curves.exists():
             self._tracker.picture("curves", self._run.curves)
@@ -108,7 +108,7 @@ def find_tracker(name: str) -> type[Tracker]:
 
 def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
     """The trackers of `monitor.sinks` for a run that continues after iteration `last`."""
-    return [TrackerSink(find_tracker(name)(config, run, last), run) for name in config.monitor.sinks]
+    return [TrackerSink(find_tracker(name)(config, run, last), run, last) for name in config.monitor.sinks]
 
 
 class TensorBoard(Tracker):

@@ -177,8 +177,8 @@ class Fresh(StartSource):
         saved = self._new if folder is None else json.loads((folder / CURSOR).read_text(encoding="utf-8"))
         if saved.get(PROBLEMS, self._fingerprint) != self._fingerprint:  # checkpoints of earlier code have none
             raise CheckpointError(
-                f"{folder}: its training problems are not those of this run; resume with the data, tokenizer and "
-                "rollout.max_prompt_tokens that it began with, or start a new run"
+                f"{folder}: its training problems are not those of this run; resume with the data, tokenizer, "
+                "environment and rollout.max_prompt_tokens that it began with, or start a new run"
             )
         self._sampler.restore(saved)
         self._before = None

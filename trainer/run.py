@@ -50,7 +50,7 @@ class Sources(StartSource):
             left = max(0, most - len(wanted))
             wanted += _checked(name, source.propose(left, at), left, at)
         reserved = self._reserved(most, at) if self._reserved else 0
-        # at least one fresh problem until there is something else, or a run could not begin
+        # reserved places leave one to a fresh problem, or the first iteration would have no start
         fresh = self._fresh.propose(most - max(len(wanted), min(reserved, most - 1)), at)
         starts = [*fresh, *wanted]
         _check_ids(starts)

@@ -128,7 +128,7 @@ def test_a_mixture_keeps_its_shares_and_resumes_exactly(
 def test_a_cursor_of_other_problems_is_refused(tmp_path: Path) -> None:
     """A position behind the last problem would never be passed."""
     Fresh(UniformSampler(problems(99), 0), "of 99").save(tmp_path)
-    with pytest.raises(CheckpointError, match="its training problems are not those of this run; resume with the data"):
+    with pytest.raises(CheckpointError, match="its training problems are not those of this run; resume with the data,"):
         Fresh(UniformSampler(problems(60), 0), "of 60").restore(tmp_path)
     cursor = json.loads((tmp_path / CURSOR).read_text())
     del cursor[PROBLEMS]  # as earlier code wrote it
