@@ -41,13 +41,16 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
     >>> majority(["3", "3", "4", None], [True, True, False, False]), majority(["3", "4"], [True, False])
     (1.0, 0.5)
     """
-    right = {answer: good for answer, good in zip(answers, correct, strict=True) if answer is not None}
+    judged: dict[str, list[bool]] = {}  # one answer may be right in one response and wrong in another, by its form
+    for answer, good in zip(answers, correct, strict=True):
+        if answer is not None:
+            judged.setdefault(answer, []).append(good)
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0
     most = max(votes.values())
     tied = [answer for answer, count in votes.items() if count == most]
-    return sum(right[answer] for answer in tied) / len(tied)
+    return sum(sum(judged[answer]) / len(judged[answer]) for answer in tied) / len(tied)
 
 
 def merge_answers(
@@ -60,7 +63,7 @@ def merge_answers(
     ['a', 'a', '1', '1']
     """
     merged = list(answers)
-    right = [place for place, good in enumerate(correct) if good]
+    right = [place for place, good in enumerate(correct) if good and answers[place] is not None]
     for place in right:
         merged[place] = answers[right[0]]
     votes = Counter(answer for answer, good in zip(answers, correct, strict=True) if answer is not None and not good)

@@ -30,6 +30,17 @@ def test_majority_votes() -> None:
     assert majority([], []) == 0.0
 
 
+def test_answers_that_are_judged_by_more_than_themselves() -> None:
+    """A reward may want a form, too: one text is right and wrong, and a right response may have no answer."""
+    assert (
+        majority(["18"] * 3, [True, True, False]) == majority(["18"] * 3, [False, True, True]) == pytest.approx(2 / 3)
+    )
+    answers, good = [None, "18", "18.0", "7"], [True, True, True, False]
+    merged = merge_answers(answers, good, lambda pairs: [False] * len(pairs))
+    assert merged == [None, "18", "18", "7"]
+    assert majority(merged, good) == 1.0
+
+
 def test_equal_answers_vote_together() -> None:
     answers = ["1/2", "2/4", "7", "7", None]
     asked: list[tuple[int, int]] = []
