@@ -3,6 +3,7 @@ names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; not
 bounded (`values.py`)."""
 
 import re
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -108,6 +109,8 @@ def _same_group(gold: Group, answer: Group) -> bool:
 
 
 def _same_single(gold: Single, answer: Single) -> bool:
+    import sympy
+
     times = _clock(gold), _clock(answer)
     if times[0] and times[1]:
         return _same_time(times[0], times[1])
@@ -120,7 +123,8 @@ def _same_single(gold: Single, answer: Single) -> bool:
     if _same_text(gold.text, answer.text):
         return True
     if first is not None and second is not None:
-        return first == second or (gold.percent != answer.percent and first == second * (100 if gold.percent else 0.01))
+        scale = Fraction(100) if gold.percent else Fraction(1, 100)
+        return first == second or (gold.percent != answer.percent and first == second * scale)
     ratios = _RATIO.fullmatch(gold.text), _RATIO.fullmatch(answer.text)
     if ratios[0] and ratios[1]:
         return not any(time and time.certain for time in times) and _same_ratio(gold.text, answer.text)
@@ -128,7 +132,10 @@ def _same_single(gold: Single, answer: Single) -> bool:
         if _OPERATES.search(_without_text(gold.text)) or _OPERATES.search(_without_text(answer.text)):
             return _same_formula(gold.text, answer.text)
         return _words(gold) == _words(answer) != ""
-    left, right = expression(gold.text), expression(answer.text)
+    left, right = (
+        expression(text) if value is None else sympy.Rational(value.numerator, value.denominator)  # of `1e3`, too
+        for text, value in ((gold.text, first), (answer.text, second))
+    )
     return left is not None and right is not None and same_value(left, right)
 
 
