@@ -27,6 +27,7 @@ from core.machine import this_machine
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
 """Where verl and TRL have the gold answer."""
+_SLICE = re.compile(r"[^\[]*\[(-?[0-9]+%?)?:(-?[0-9]+%?)?\]")
 QUESTIONS = ("question", "problem")
 """Where GSM8K and MATH have the question."""
 
@@ -84,14 +85,28 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
     place = Path(path).expanduser()
     rows: Sequence[Row | BadRow]
     if place.is_dir():
-        rows = [row for file in _split_files(place, split) for row in _load_file(file)]
+        files = _split_files(place, split.partition("[")[0])
+        rows = _sliced([row for file in files for row in _load_file(file)], split)
     elif place.exists() or _format(place) in READERS:
-        rows = _load_file(place)
+        rows = _sliced(_load_file(place), split)
     else:
         rows = _load_hub(path, split)
     if not rows:
         raise DataError(f"{path}: the data set is empty; give one with at least one row")
     return list(rows)
+
+
+def _sliced(rows: Sequence[Row | BadRow], split: str) -> Sequence[Row | BadRow]:
+    """The rows of a split such as `train[100:2000]` or `train[:10%]`, as `datasets` has them. Raises DataError."""
+    if "[" not in split:
+        return rows
+    if (found := _SLICE.fullmatch(split)) is None:
+        raise DataError(f"split {split!r}: cannot be read as a slice; write it as train[100:2000] or train[:10%]")
+    ends = [
+        None if not end else round(len(rows) * int(end[:-1]) / 100) if end.endswith("%") else int(end)
+        for end in found.groups()
+    ]
+    return rows[slice(*ends)]
 
 
 def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> str:

@@ -54,6 +54,18 @@ def test_a_directory_gives_the_files_of_the_split(tmp_path: Path) -> None:
     assert "no file of split 'validation'" in message(tmp_path, "validation")
 
 
+def test_a_split_may_be_a_slice_of_files_too(tmp_path: Path) -> None:
+    rows = [{"question": str(number)} for number in range(20)]
+    file = write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "test.jsonl", rows[:1])
+    for place in (file, tmp_path):
+        assert load_rows(str(place), "train[3:5]") == rows[3:5]
+        assert load_rows(str(place), "train[:10%]") == rows[:2]
+        assert load_rows(str(place), "train[-4:]") == rows[-4:]
+        assert "write it as train[100:2000] or train[:10%]" in message(place, "train[5]")
+    assert "the data set is empty" in message(file, "train[30:]")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert message(tmp_path / "none.jsonl") == (
         f"{tmp_path}/none.jsonl: No such file or directory; give an existing .jsonl or .parquet file"
