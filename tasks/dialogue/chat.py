@@ -13,7 +13,7 @@ from core.environments.templates import rendered
 from core.errors import DataError, first_line
 from core.machine import bounded
 
-_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_TURN = re.compile(r"(?:^|\n\n)(System|Human|Assistant):")
 _NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
 ROLES = tuple(_NAMES)
 NO_TEXT = "\ue000"  # a character for private use, with which no message begins
@@ -41,13 +41,15 @@ class ChatTokens:
 
 def read_messages(value: object, where: str) -> Messages:
     r"""Messages of a cell: objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant: ...`). A
-    text without turns is one message of the user. `where`: begins the error message. Raises DataError."""
+    text without turns is one message of the user; what stands before the first turn is the system's. `where`: begins
+    the error message. Raises DataError."""
     if isinstance(value, str) and value.strip():
         first, *pieces = _TURN.split(value)
         if not pieces:
             return (Message("user", first.strip()),)
         turns = zip(pieces[::2], pieces[1::2], strict=True)
-        return tuple(Message(_ROLE_OF[speaker], said.strip()) for speaker, said in turns)
+        before = (Message("system", first.strip()),) if first.strip() else ()
+        return before + tuple(Message(_ROLE_OF[speaker], said.strip()) for speaker, said in turns)
     if isinstance(value, list) and value:
         return tuple(_from_object(turn, where) for turn in value)
     kind = "empty" if not value else type(value).__name__

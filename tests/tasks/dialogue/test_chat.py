@@ -40,6 +40,9 @@ def test_a_text_of_turns_and_a_list_of_messages_are_the_same_dialogue() -> None:
     as_objects = [{"role": message.role, "content": message.content} for message in MESSAGES]
     assert chat.read_messages(TURNS, "x") == chat.read_messages(as_objects, "x") == MESSAGES
     assert chat.read_messages("What is 1+1?", "x") == (Message("user", "What is 1+1?"),)
+    kind = (Message("system", "Be kind."), *MESSAGES)
+    assert chat.read_messages(f"Be kind.{TURNS}", "x") == chat.read_messages(f"System: Be kind.{TURNS}", "x") == kind
+    assert chat.read_messages(chat.dialogue_text(kind[:2]), "x")[:2] == kind[:2]
     assert chat.load_messages(chat.dump_messages(MESSAGES)) == MESSAGES
     assert chat.read_messages(chat.dialogue_text(MESSAGES[:3]), "x") == (*MESSAGES[:3], Message("assistant", ""))
 
