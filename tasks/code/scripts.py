@@ -45,9 +45,9 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
 
 
 def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
-    """The outcome of every call of `name`, or of `Solution().name` if there is such a class. Raises SandboxError."""
+    """The outcome of every call of `name`, or of `Solution().name` if there is one. Raises SandboxError."""
     name, tolerance = record["fn_name"], record.get("tolerance", 0.0)
-    call = f"(Solution().{name} if 'Solution' in globals() else {name})(*_arguments)"
+    call = f"(Solution().{name} if hasattr(globals().get('Solution'), '{name}') else {name})(*_arguments)"
 
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
         arguments, expected = test

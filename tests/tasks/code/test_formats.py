@@ -222,6 +222,7 @@ def test_functions_and_methods(judge: Judge) -> None:
     assert judge(
         item, "class Solution:\n    def twice(self, xs: List[int]) -> List[int]: return [2 * x for x in xs]"
     ).correct
+    assert judge(item, "class Solution: pass\ndef twice(xs): return [2 * x for x in xs]").correct
     assert judge(item, "def twice(xs): return tuple(2 * x for x in xs)").correct  # tuples count as lists
     assert judge(item, "def twice(xs): return xs").reward == pytest.approx(-0.3 + 1.3 / 2)
     assert judge(item, "def other(xs): return xs").detail == "run-time error: NameError: name 'twice' is not defined"
