@@ -140,8 +140,10 @@ class Threshold:
         return [replace(verdict, correct=self._succeeds(case, verdict)) for case, verdict in verdicts]
 
     def _succeeds(self, case: Case, verdict: Verdict) -> bool:
-        episode = case.episode if self.asks.episode else None
-        return not verdict.judge_failed and (episode.total if episode else verdict.reward) >= self.least
+        turns = 0.0 if case.episode is None else case.episode.total
+        if not self.asks.episode or case.episode is None:  # else the verdict is a part of it
+            turns += verdict.reward + sum(reward for _, reward in verdict.steps)
+        return not verdict.judge_failed and turns >= self.least
 
     def close(self) -> None:
         """End the other judge."""

@@ -141,9 +141,10 @@ class Task:
         if asks.query:
             prompt_ids = problem.prompt_ids.tolist()
             prompt, query = self.tokenizer.batch_decode([prompt_ids, prompt_ids + ids])
-        episode = rollout.episode if asks.episode else None
-        where = where or problem.id
-        return Case(problem.reference, response, where, columns, ids, prompt, query, episode, rollout.tokens.size)
+        size = rollout.tokens.size
+        return Case(
+            problem.reference, response, where or problem.id, columns, ids, prompt, query, rollout.episode, size
+        )
 
     def votes(self, judged: Sequence[Rollout]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.

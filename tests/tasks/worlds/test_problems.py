@@ -1,7 +1,8 @@
 """What environments are asked before training: prompts, and the answers in canonical solutions."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from bench.tasks.calculator import CALCULATOR
 from core.config import RolloutConfig, TaskConfig
 from core.environments.protocol import digest
 from core.errors import ConfigError, DataError
-from core.parts.judge import Case
+from core.parts.judge import Asks, Case, Judge
 from core.parts.sources import roots
 from core.records import EMPTY, Episode, Finish, Rollout, Start, Verdict
 from tasks.dialogue.chat import Message
@@ -105,6 +106,12 @@ def test_what_counts_as_a_success_may_be_a_reward() -> None:
         (verdict,) = judge.judge([case(trajectory(Episode(((4, 1.0),), total, 2, not succeeded)))])
         assert (verdict.reward, verdict.correct) == (1.0, succeeded)
     assert not Threshold(EpisodeJudge(), -1.0).judge([Case("", "")])[0].correct
+    half = SimpleNamespace(asks=Asks(), judge=lambda cases: [Verdict(0.5, False, steps=((1, 0.25),))] * len(cases))
+    for total, succeeded in ((0.5, True), (0.4, False)):  # a judge beside the environment: both are added
+        (verdict,) = Threshold(cast(Judge, half), 1.25).judge(
+            [case(trajectory(Episode(((4, total),), total, 2, False)))]
+        )
+        assert verdict.correct == succeeded
     task = TaskConfig(name="gsm8k", judge_workers=0)
     for least, right in ((None, True), (1.0, True), (1.5, False)):
         judge_ = start_judge(task.model_copy(update={"success_reward": least}))
