@@ -70,6 +70,8 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str:
     """Why a pair says nothing about preferences; empty for a pair that does."""
     if any(first.role == second.role for side in (chosen, rejected) for first, second in pairwise(side)):
         return "two turns in a row have one role"  # one was lost, or a text was cut at the wrong place
+    if all(message.role != "user" for message in chosen):
+        return "no message of the user before the answer; put the prompt before both sides"  # TRL's explicit prompts
     if chosen[:-1] != rejected[:-1]:
         return "the two sides differ before the last turn, so they answer different prompts"
     return ""

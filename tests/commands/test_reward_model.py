@@ -30,6 +30,10 @@ def test_pairs_that_say_nothing_are_reported_and_not_trained_on(tmp_path: Path) 
         f"{file}: row 3: "
         f"{place}",
     ]
+    answers = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    file.write_text(json.dumps({"prompt": [{"role": "user", "content": "a"}], **answers}) + "\n")  # as TRL has them
+    with pytest.raises(DataError, match="no message of the user before the answer; put the prompt before both sides"):
+        reward_model.preferences(RewardModelConfig(pairs=str(file)))
     file.write_text(json.dumps(rows[1]) + "\n")
     with pytest.raises(DataError, match="1 pairs left out: two turns in a row"):
         reward_model.preferences(RewardModelConfig(pairs=str(file)))
