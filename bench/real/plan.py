@@ -176,13 +176,14 @@ class Part:
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
-HARD_ARMS = ("ppo", "canonical", "imitate", "checked", "replayed", "canonical_imitate", "dapo", "paper")
+OWN_ARMS = ("replayed", "checked", "replayed_imitate")
+HARD_ARMS = ("ppo", "canonical", "imitate", *OWN_ARMS, "canonical_imitate", "dapo", "paper")
 CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "ppo_kl", "replayed_kl")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FASTER = ("ppo_fast", "canonical_fast")
 RANKED = ("rrl", "canonical_value", "canonical_uniform")
-FEWER = dict.fromkeys(("dapo", "paper", *DOSES, *FASTER, *RANKED), 3)
+FEWER = dict.fromkeys(("dapo", "paper", "replayed_imitate", *DOSES, *FASTER, *RANKED), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
     "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER, *RANKED), 12, HARD_FIELDS, 20_000, fewer=FEWER),
