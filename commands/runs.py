@@ -18,6 +18,7 @@ from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl, tail
 from monitor.console import byte_count
 from trainer.checkpoint import is_saved
+from trainer.evaluation.files import lacks_evaluation
 
 WIDTH = 250  # columns where there is no terminal
 TAIL = 65536  # bytes at the end of a file in which its last line is searched
@@ -47,6 +48,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
     else:
         iteration, planned = int(numbers.get("iteration") or 0), load_config(run.config).run.iterations
         step, done = f"{iteration}/{planned}", iteration >= planned and is_saved(run, iteration)
+        done = done and not lacks_evaluation(run.evaluations, iteration)  # a resume makes up for it
     state = "running" if run.locked() else "finished" if done else "stopped"
     success = [line["success"] for line in read_jsonl(run.evaluations, lambda line: line["success"] + 0.0)]
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())

@@ -27,7 +27,10 @@ def test_runs_are_listed_with_state_step_success_and_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, saved in (("done", "000003"), ("unsaved", "000002")):  # the disk was full when the second one ended
-        (a_run(tmp_path, name, 3, 3).checkpoints / "latest").write_text(saved)
+        run = a_run(tmp_path, name, 3, 3)
+        run.evaluations.write_text(json.dumps({"iteration": 3, "success": 0.5}) + "\n")
+        (run.checkpoints / "latest").write_text(saved)
+    (a_run(tmp_path, "unevaluated", 3, 3).checkpoints / "latest").write_text("000003")
     half = a_run(tmp_path, "half", 2, 9)
     half.evaluations.write_text("".join(json.dumps({"success": value}) + "\n" for value in (0.25, 0.5, 0.125)))
     half.log.write_text("2026-11-22 12:00:00,000 INFO retrospect.console: checkpoint written\n")
@@ -39,15 +42,16 @@ def test_runs_are_listed_with_state_step_success_and_last_line(
     with half.lock():
         assert launch.main(["runs", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(lines) == {"run", "done", "unsaved", "half", "taught"}
-    assert lines["done"].split()[1:4] == ["finished", "3/3", "-"]
-    assert lines["unsaved"].split()[1:4] == ["stopped", "3/3", "-"]
+    assert set(lines) == {"run", "done", "unsaved", "unevaluated", "half", "taught"}
+    assert lines["done"].split()[1:4] == ["finished", "3/3", "50.0%"]
+    assert lines["unsaved"].split()[1:4] == ["stopped", "3/3", "50.0%"]
+    assert lines["unevaluated"].split()[1:4] == ["stopped", "3/3", "-"]
     assert lines["half"].split()[1:4] == ["running", "2/9", "50.0%"]
     assert "3.0 MiB" in lines["half"]
     assert lines["half"].rstrip().endswith("checkpoint written")
     assert lines["taught"].split()[1:4] == ["stopped", "7", "-"]
     assert launch.main(["runs", str(tmp_path)]) == 0
-    assert "half     stopped" in capsys.readouterr().out  # nobody holds its lock any more
+    assert "half         stopped" in capsys.readouterr().out  # nobody holds its lock any more
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
