@@ -140,10 +140,10 @@ class Threshold:
         return [replace(verdict, correct=self._succeeds(case, verdict)) for case, verdict in verdicts]
 
     def _succeeds(self, case: Case, verdict: Verdict) -> bool:
-        turns = 0.0 if case.episode is None else case.episode.total
-        if not self.asks.episode or case.episode is None:  # else the verdict is a part of it
-            turns += verdict.reward + sum(reward for _, reward in verdict.steps)
-        return not verdict.judge_failed and turns >= self.least
+        whole = 0.0 if case.episode is None else case.episode.total
+        if case.episode is None or not self.asks.episode:  # else the verdict's reward is the last of the episode's
+            whole += verdict.reward + sum(reward for _, reward in verdict.steps)
+        return not verdict.judge_failed and whole >= self.least
 
     def close(self) -> None:
         """End the other judge."""

@@ -27,9 +27,9 @@ from core.machine import this_machine
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
 """Where verl and TRL have the gold answer."""
-_SLICE = re.compile(r"[^\[]*\[(-?[0-9]+%?)?:(-?[0-9]+%?)?\]")
 QUESTIONS = ("question", "problem")
 """Where GSM8K and MATH have the question."""
+_SLICE = re.compile(r"[^\[]*\[(-?[0-9]+%?)?:(-?[0-9]+%?)?\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def load_rows(path: str, split: str) -> list[Row]:
 def read_rows(path: str, split: str) -> list[Row | BadRow]:
     """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name. If
     a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has
-    no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError."""
+    no data files, its subdirectories are searched, as in a clone of a hub repository. The split may be a slice. Raises
+    DataError."""
     place = Path(path).expanduser()
     rows: Sequence[Row | BadRow]
     if place.is_dir():

@@ -217,7 +217,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:
-    """Raises ModelError unless all layers are attention over prefix trees."""
+    """Raises ModelError unless all layers are attention over prefix trees, and engines take the weights of a policy."""
     found = _get_model_class(config, kind._model_mapping) if type(config) in kind._model_mapping else None
     if found is None:
         return  # `_pretrained` says so
@@ -231,17 +231,18 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None
         why = f"it has layers of {', '.join(sorted(other))}"
     elif getattr(text, "attn_logit_softcapping", None) is not None:
         why = "attn_logit_softcapping bounds its attention scores"
-    elif kind is AutoModelForCausalLM and (config.model_type in _RENAMED or "e_score_correction_bias" in code):
-        raise ModelError(  # that bias is a buffer, or has another name
-            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not take the weights of its experts as "
-            "transformers has them; choose another model (docs/sizing.md)"
-        )
     elif "s_aux=" in code:
         why = "its attention has sinks"
     if why:
         raise ModelError(
             f"model.path {path}: {found.__name__} cannot be trained: {why}, and the learner reads prefix trees by an "
             "attention of its own; choose another model (docs/sizing.md)"
+        )
+    # that bias is a buffer, or has another name; no engine reads a critic
+    if kind is AutoModelForCausalLM and (config.model_type in _RENAMED or "e_score_correction_bias" in code):
+        raise ModelError(
+            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not take the weights of its experts as "
+            "transformers has them; choose another model (docs/sizing.md)"
         )
 
 

@@ -109,8 +109,6 @@ def _same_group(gold: Group, answer: Group) -> bool:
 
 
 def _same_single(gold: Single, answer: Single) -> bool:
-    import sympy
-
     times = _clock(gold), _clock(answer)
     if times[0] and times[1]:
         return _same_time(times[0], times[1])
@@ -132,8 +130,10 @@ def _same_single(gold: Single, answer: Single) -> bool:
         if _OPERATES.search(_without_text(gold.text)) or _OPERATES.search(_without_text(answer.text)):
             return _same_formula(gold.text, answer.text)
         return _words(gold) == _words(answer) != ""
-    left, right = (
-        expression(text) if value is None else sympy.Rational(value.numerator, value.denominator)  # of `1e3`, too
+    import sympy  # imported here, because it takes a second that most answers do not need
+
+    left, right = (  # `expression` would read the e of 1e3 as Euler's number
+        expression(text) if value is None else sympy.Rational(value.numerator, value.denominator)
         for text, value in ((gold.text, first), (answer.text, second))
     )
     return left is not None and right is not None and same_value(left, right)
