@@ -42,6 +42,7 @@ _WRITTEN = re.compile(
     rf"{_VALUE}\s*(?P<unit>(?:/\s*)?{_ONE}(?:\s*(?:\\cdot\s*|/\s*)?{_ONE})*)",
     re.DOTALL,
 )
+_INSIDE = re.compile(r"\\text\s*\{\s*(-?[0-9.,/]*[0-9])\s+([a-zA-Z]+)\s*\}")
 _UNWRITTEN = re.compile(
     rf"{_VALUE}(?:\s*(?<![a-zA-Z\\])(?P<unit>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_BARE}){_POWER})|"
     rf"(?<=[0-9}}\)!%|])\s+(?P<words>[a-zA-Z]+(?:[ /]+[a-zA-Z]+{_POWER})*))",
@@ -59,6 +60,9 @@ def split_unit(text: str) -> tuple[str, str]:
     """
     if len(text) > _LONGEST:
         return text, ""
+    inside = _INSIDE.fullmatch(text)  # `\text{18 cm}`
+    if inside and _name(inside[2].lower()):
+        return inside[1], inside[2].lower()
     match = _WRITTEN.fullmatch(text) or _UNWRITTEN.fullmatch(text)
     if match is None or not (re.search("[0-9]", match["value"]) or match["value"].endswith(("}", "!"))):
         return text, ""
