@@ -41,14 +41,18 @@ class PromptForm:
         return f"{self.system}\n\n{shown}{self._ask(question)}" if self.system else shown + self._ask(question)
 
     def messages(self, question: Messages | str) -> Messages:
-        """The prompt for a chat template. A dialogue with a system message of its own keeps it."""
-        turns = (Message("user", self._ask(question)),) if isinstance(question, str) else question
+        """The prompt for a chat template. A dialogue with a system message of its own keeps it; its last message of the
+        user is the question."""
+        turns = list((Message("user", question),) if isinstance(question, str) else question)
+        last = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=None)
+        if last is not None:
+            turns[last] = replace(turns[last], content=self._ask(turns[last].content))
         shown = [
             message
             for example in self.examples
             for message in (Message("user", self._ask(example.prompt)), Message("assistant", example.response))
         ]
-        of_dialogue, turns = (turns[:1], turns[1:]) if turns[0].role == "system" else ((), turns)
+        of_dialogue, turns = (turns[:1], turns[1:]) if turns[0].role == "system" else ([], turns)
         system = of_dialogue or ((Message("system", self.system),) if self.system else ())
         return (*system, *shown, *turns)
 
@@ -151,8 +155,9 @@ def solution_of(row: Row, columns: Columns, where: str) -> str | None:
 
 
 def level_of(row: Row, columns: Columns) -> str:
-    """The difficulty of a row; empty if no column is configured for it."""
-    return "" if columns.level is None else str(row[columns.level])
+    """The difficulty of a row; empty if it has none, or no column is configured for it."""
+    level = None if columns.level is None else row[columns.level]
+    return "" if level is None else str(level)
 
 
 _SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!prompt\})(\w+)\}\}|\{([^{}]+)\}")

@@ -128,7 +128,7 @@ class DataSetConfig(Section):
     """Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store."""
     columns: Columns = Columns()
     template: str = "{prompt}"
-    """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text."""
+    """Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text. Of a prompt of several messages the user's last is the question."""
     system: str = ""
     """System prompt: a message of the chat template, else text before the prompt."""
     examples: Annotated[tuple[FewShot, ...], BeforeValidator(as_mapping)] = ()

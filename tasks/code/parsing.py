@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _FENCED = re.compile(
-    r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|\Z)", re.MULTILINE | re.DOTALL
+    r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|(?<=[^\s`~])(?P=fence)[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _PYTHON = re.compile(r"\{?\.?(?:py\w*|ipython\w*|python\b.*|)\}?", re.IGNORECASE)  # of a fence; none may be Python, too
@@ -67,7 +68,8 @@ class Block(NamedTuple):
 
 def blocks_of(response: str) -> list[Block]:
     """The fenced blocks of a response, in order: with three or more backticks or tildes. Indented ones, as in a list,
-    are moved to the left; the last may be not closed. Of a block of Markdown its own blocks count."""
+    are moved to the left; a fence may close behind the last line of code; the last block may be not closed. Of a block
+    of Markdown its own blocks count."""
     found = []
     for indent, _, language, code in _FENCED.findall(response):
         block = Block(language.strip(), textwrap.dedent(code) if indent else code)

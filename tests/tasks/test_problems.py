@@ -19,6 +19,7 @@ from tasks.problems import (
     PromptForm,
     Tokenizer,
     encode_problems,
+    level_of,
     load_items,
     prompt_form,
     render_item,
@@ -148,7 +149,7 @@ def test_the_chat_template_is_put_around_the_prompt() -> None:
     shown = "[system]Add.[user]Q 1+2[assistant]3[user]Q 1+1[bot]"
     assert tokenizer.decode(render_item(tokenizer, Item("1+1", "", form=form))) == shown
     dialogue = (Message("system", "Be kind."), Message("user", "Hi"))  # its own system message stays
-    shown = "[system]Be kind.[user]Q 1+2[assistant]3[user]Hi[bot]"
+    shown = "[system]Be kind.[user]Q 1+2[assistant]3[user]Q Hi[bot]"
     assert tokenizer.decode(render_item(tokenizer, Item("", "", messages=dialogue, form=form))) == shown
 
 
@@ -272,3 +273,8 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     assert "row 2: column 'answer' has no number after '####'" in message(good, {**good, "answer": "#### many"})
     assert "row 1: column 'answer' (task.columns.answer) is nan; fix" in message({**good, "answer": float("nan")})
     assert "row 1 has no column 'answer'" in message({"question": "1+1?", "answers": "#### 2"})
+
+
+def test_a_row_without_a_level_is_of_no_group() -> None:
+    columns = Columns(level="level")
+    assert [level_of({"level": level}, columns) for level in (None, 3, "hard")] == ["", "3", "hard"]

@@ -135,6 +135,13 @@ def test_a_block_of_markdown_has_blocks_of_its_own() -> None:
         assert program_of(answer, SCRIPT) == SUM
 
 
+def test_a_fence_may_close_behind_the_last_line_of_code() -> None:
+    told = 'def add(a, b):\n    """\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b'
+    for code in (ADD.rstrip(), told):
+        assert program_of(f"```python\n{code}```\nIt adds two numbers.\n", CALLS) == code
+    assert program_of(f"```python\n{told}\n```\n", CALLS) == f"{told}\n"
+
+
 def test_the_last_program_that_answers_is_taken() -> None:
     first, second = SUM.replace("+", "-"), SUM
     assert program_of(f"```python\n{first}```\nBetter:\n```python\n{second}```\n", SCRIPT) == second
