@@ -119,13 +119,18 @@ def _sets(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
-    """Upload `folder` to the model repository `name`, made if need be; returns its address. Raises ModelError."""
+    """Upload `folder` to the model repository `name`, made if need be; returns its address. Raises ModelError, also if
+    it is to be `private` and others can read it."""
     from huggingface_hub import HfApi
 
     hub = HfApi()
     try:
         hub.create_repo(name, private=private, exist_ok=True)
+        if private and not hub.repo_info(name).private:
+            raise ModelError(f"--to {HUB}{name}: this repository is public; add --public, or name another")
         commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from Retrospect")
+    except ModelError:
+        raise
     except Exception as error:  # the hub client raises many unrelated types
         raise ModelError(
             f"--to {HUB}{name}: upload failed: {first_line(error)}; log in with `hf auth login`, or name a folder"

@@ -97,6 +97,7 @@ class Hub(BaseHTTPRequestHandler):
     created: ClassVar[list[dict[str, object]]] = []
     files: ClassVar[dict[str, bytes]] = {}
     tokens: ClassVar[set[str]] = set()
+    private: ClassVar[bool] = True
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -116,15 +117,21 @@ class Hub(BaseHTTPRequestHandler):
                 if line["key"] == "file":
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             answer = {"commitUrl": f"{url}/commit/1", "commitOid": "1", "success": True}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        if self.path == "/api/models/someone/model":
+            self._answer({"id": "someone/model", "private": self.private, "tags": [], "siblings": []})
+        else:
+            self.send_error(404)
+
+    def _answer(self, answer: dict[str, object]) -> None:
         text = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
-
-    def do_GET(self) -> None:
-        self.send_error(404)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -157,6 +164,15 @@ def test_the_hub_gets_the_same_files_in_a_private_repository(run: Path, hub: str
     assert set(Hub.files) >= {"README.md", "config.json", "config.yaml", "curves.png", "metrics.jsonl"}
     assert Hub.tokens == {"Bearer hf_secret"}
     assert "hf_secret" not in done.stdout + done.stderr
+
+
+def test_a_public_repository_gets_nothing_unasked(run: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "private", False)
+    monkeypatch.setattr(Hub, "files", {})
+    done = export_to(hub, run, "hf_secret")
+    assert done.returncode == 2
+    assert "error: --to hub:someone/model: this repository is public; add --public, or name another" in done.stderr
+    assert Hub.files == {}
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(run: Path) -> None:
