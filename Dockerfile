@@ -1,7 +1,7 @@
 # Images with the pinned lock.
 #   docker build --target cpu -t retrospect:cpu .
 #   docker build --target gpu -t retrospect:gpu .
-#   docker run --rm retrospect:cpu train --run.iterations 5
+#   docker run --rm retrospect:cpu train --config configs/arithmetic.yaml --run.iterations 5
 # The steps of the cpu image were run by buildah and the result trained, over Debian 12 and its Python in the place of the base image.
 # The gpu image was not built.
 
