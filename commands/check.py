@@ -37,7 +37,7 @@ from tasks.limits import LONGEST_PROMPT, WITHOUT_SOLUTIONS, TokenLimits
 from tasks.problems import Item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.synthetic.starter import CONTEXT, check_task
-from trainer.build import chosen
+from trainer.build import check_solutions, chosen
 from trainer.model.automatic import Note, expected_device, resolved
 from trainer.model.files import check_judging_model, inspect_model, load_task, located
 from trainer.model.gguf import model_folder
@@ -193,6 +193,8 @@ def check_model_and_data(config: Config) -> str:
             f"{info.parameters / 1e6:,.1f} M parameters"
         )
     items = task_items(config.task, derive(config.run.seed, "task"))
+    if task is None:
+        check_solutions(config.replay, (item.solution for item in items.train))
     left_out = task.left_out if task else items.left_out
     counts = f"{len(items.train)} training problems, {len(items.evaluation)} evaluation problems"
     lines = [f"model: {model}", *([note.text for note in notes] or [f"data: {counts} (before the length filter)"])]

@@ -33,7 +33,8 @@ class Sampling:
 
 
 class Provenance(IntEnum):
-    """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs."""
+    """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs. What
+    succeeds behind a replayed state does not change it: its outcomes count that."""
 
     OWN_FAILED = 0
     OWN_PARTIAL = 1  # of a failure that solves over 5 % of its task (`Verdict.share`), or whose lines so far are right

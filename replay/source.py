@@ -129,10 +129,17 @@ class Replay(StartSource):
         if config.bounded:
             problem_ids, begun = states.problem_ids(order), self._begun | self._open
             order = [order[place] for place in rested(problem_ids, self._coverage.lives, begun, at.iteration)]
+        elif at.round and ranking.one_per_problem:
+            names = zip(order, states.problem_ids(order), strict=True)
+            order = [place for place, name in names if self._open.get(name) != at.iteration]
         drawn = store.draw(states, order[:wanted])
         self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
         self._open |= {state.problem_id: at.iteration for state in drawn}
-        return [self._start(state, at, index) for index, state in enumerate(drawn)]
+        starts = [self._start(state, at, index) for index, state in enumerate(drawn)]
+        too_long = [start for start in starts if start.prefix_ids.size >= self._cutting.budget]
+        if too_long:  # the budget of a resumed run is smaller
+            store.remove(too_long)
+        return [start for start in starts if start.prefix_ids.size < self._cutting.budget]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
@@ -193,7 +200,7 @@ class Replay(StartSource):
     def _solutions(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         if not self._config.canonical:
             return []
-        names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN) if r.start.from_root)
+        names = dict.fromkeys(r.start.problem_id for r in used(rollouts, Use.TRAIN, Use.COUNT) if r.start.from_root)
         problems = [self._problems[name] for name in names]
         return [
             Rollout.given(root_start(problem, at, index, "canonical"), solution, Use.SOLUTION, problem.solution_mask)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from core.config import Config, Device, ResolvedConfig
+from core.config import Config, Device, ReplayConfig, ResolvedConfig
 from core.environments.protocol import load_environment
 from core.environments.served import load_agent
 from core.errors import ConfigError
@@ -125,12 +125,6 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
     with closing(task):
         chosen_config, notes = chosen(config, task, info, training)
         print(*(note.text for note in notes if training or note.audience == "everyone"), sep="\n", flush=True)
-        canonical = config.replay.ratio > 0 and config.replay.canonical
-        if canonical and all(problem.solution_ids is None for problem in task.train):
-            raise ConfigError(
-                "replay.canonical is true, but no training problem has a canonical solution within "
-                "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
-            )
         yield ModelAndTask(model, task, chosen_config)
 
 
@@ -139,6 +133,8 @@ def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -
     from tasks.kinds import prompt_warnings
     from trainer.cluster import joins
 
+    if training:
+        check_solutions(config.replay, (problem.solution_ids for problem in task.train))
     machine = this_machine()
     device = expected_device(config.cluster)
     chosen_config, notes = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
@@ -154,6 +150,15 @@ def chosen(config: Config, task: Task, info: ModelInfo, training: bool = True) -
     estimate = Note(iteration_estimate(chosen_config, info, device, critic(chosen_config)), "training")
     plan = [Note(describe_gpus(chosen_config, info, critic(chosen_config), memory), "training")] if memory else []
     return chosen_config, [*of_data, *notes, *warnings_of(chosen_config, task.left_out), estimate, *plan]
+
+
+def check_solutions(config: ReplayConfig, solutions: Iterable[object]) -> None:
+    """Raises ConfigError when canonical solutions are to be replayed, and no training problem has one that fits."""
+    if config.ratio and config.canonical and all(solution is None for solution in solutions):
+        raise ConfigError(
+            "replay.canonical is true, but no training problem has a canonical solution within "
+            "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
+        )
 
 
 def connected(
@@ -192,11 +197,13 @@ def opened(
         boundaries = step_ends(config, task)
         is_wrong = task.prefix_is_wrong if config.replay.exclude_wrong else None
         cutting = Cutting(boundaries, config.rollout.max_response_tokens, is_wrong)
+        sources = _sources(config, task, problems, store, cutting, pool)
+        stack.callback(sources.close)
         yield Run(
             begin=Progress(config.run.seed, 0, config.run.iterations, config.rollout.samples),
             task=task,
             problems=problems,
-            sources=_sources(config, task, problems, store, cutting, pool),
+            sources=sources,
             engines=engines,
             pool=pool,
             algorithm=_algorithm(config, boundaries),

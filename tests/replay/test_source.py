@@ -102,6 +102,8 @@ def test_canonical_solutions_of_fresh_starts_are_valued_and_stored(store: Replay
     replay.observe([replace(solution, values=np.zeros(3, np.float32), proximal=log_p)], AT)
     assert [state.prefix_ids.tolist() for state in store.top(9, 99)] in ([[3], [3, 4]], [[3, 4], [3]])
     assert source(store).extra(rollouts, AT) == []
+    replaced = [replace(one, use=Use.COUNT) for one in rollouts]  # by dynamic sampling: those that fail altogether
+    assert [one.start.problem_id for one in replay.extra(replaced, AT)] == ["p"]
 
 
 def test_a_rollout_whose_reward_is_not_finite_is_not_stored(store: ReplayStore) -> None:
@@ -127,6 +129,25 @@ def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
     assert unsolved_share(rollouts) == 0.5
     assert unsolved_share(rollouts[-1:]) == 1.0  # no fresh problem
     assert rollouts[0].finish is Finish.STOP
+
+
+def test_a_problem_is_replayed_once_in_all_rounds_of_an_iteration(tmp_path: Path) -> None:
+    config = ReplayConfig(ranking="learnability", ratio=0.5, start_states=1, schedule="constant", bounded=False)
+    store = ReplayStore(config, vocabulary=100, directory=tmp_path, fingerprint="task", local=True)
+    replay = Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), 0)
+    replay.observe([rollout(name, won, 7, 8, 9) for name in "pq" for won in (True, False, False, False)], AT)
+    rounds = [[start.problem_id for start in replay.propose(2, replace(AT, round=number))] for number in range(3)]
+    assert sorted(rounds[0] + rounds[1]) == ["p", "q"]
+    assert rounds[2] == []
+    store.close()
+
+
+def test_states_beyond_a_smaller_budget_are_removed(store: ReplayStore) -> None:
+    source(store).observe([rollout("p", False, 7, 8, 9)], AT)  # states of 1 and 2 tokens
+    config = ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=False)
+    resumed = Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 2), 0)
+    assert [start.prefix_ids.tolist() for start in resumed.propose(8, AT)] == [[7]]
+    assert len(store) == 1
 
 
 def test_a_replayed_problem_rests(store: ReplayStore) -> None:

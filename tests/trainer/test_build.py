@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from core.config import Config
+from core.config import Config, ReplayConfig
 from core.errors import ConfigError
 from core.load import parse_config
+from trainer.build import check_solutions
 from trainer.model.needs import check_needs, critic
 
 
@@ -75,3 +76,11 @@ def test_a_ranking_needs_nothing_where_nothing_is_replayed(ranking: str) -> None
 def test_what_is_missing_is_named(estimator: str, ranking: str, sections: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         check_needs(run_of(estimator, ranking, **sections))
+
+
+def test_canonical_solutions_are_replayed_only_where_there_are_some() -> None:
+    replayed = ReplayConfig(ratio=0.5, canonical=True)
+    with pytest.raises(ConfigError, match="no training problem has a canonical solution"):
+        check_solutions(replayed, [None, None])
+    check_solutions(replayed, [None, "a solution"])
+    check_solutions(replayed.model_copy(update={"ratio": 0.0}), [None])

@@ -34,7 +34,7 @@ def warnings_of(config: ResolvedConfig, left_out: LeftOut) -> list[Note]:
     if share > MOST_LONG_SOLUTIONS:
         text = (
             f"warning: {share:.0%} of the canonical solutions are longer than rollout.max_response_tokens = "
-            f"{config.rollout.max_response_tokens}, so right answers of that length are cut; raise it, or set it to auto"
+            f"{config.rollout.max_response_tokens}, so long right answers are cut; raise it, or set it to auto"
         )
         notes.append(Note(text))
     if config.model.path == "starter":
