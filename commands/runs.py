@@ -1,13 +1,10 @@
 """`launch.py runs`: lists the runs of a folder, the one that was active last first. It reads only files. A run counts
 as running while a process holds its lock, so one on another machine of a shared disk may be shown as stopped."""
 
-import json
 import sys
 from argparse import Namespace
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,13 +12,12 @@ from rich.text import Text
 
 from core.errors import CheckpointError, RetrospectError
 from core.load import load_config
-from core.run_directory import RunDirectory, read_jsonl, tail
+from core.run_directory import TAIL, RunDirectory, last_record, read_jsonl, tail
 from monitor.console import byte_count
 from trainer.checkpoint import is_saved
 from trainer.evaluation.files import lacks_evaluation
 
 WIDTH = 250  # columns where there is no terminal
-TAIL = 65536  # bytes at the end of a file in which its last line is searched
 
 
 def list_runs(options: Namespace) -> int:
@@ -34,7 +30,7 @@ def list_runs(options: Namespace) -> int:
     for run in sorted(runs, key=_active, reverse=True):
         try:
             row = _row(run)
-        except (RetrospectError, OSError) as error:  # the others are shown
+        except (RetrospectError, OSError, ValueError, TypeError) as error:  # the others are shown
             row = (run.name, "damaged", "", "", "", "", str(error))
         table.add_row(*map(Text, row))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
@@ -42,7 +38,7 @@ def list_runs(options: Namespace) -> int:
 
 
 def _row(run: RunDirectory) -> tuple[str, ...]:
-    numbers = _last_numbers(run.metrics)
+    numbers = last_record(run.metrics)
     if "step" in numbers:  # of sft and reward-model
         step, done = str(numbers["step"]), (run.policy / "config.json").exists()
     else:
@@ -61,13 +57,7 @@ def _active(run: RunDirectory) -> float:
     return max(path.stat().st_mtime for path in (run.config, run.log, run.metrics) if path.exists())
 
 
-def _last_numbers(path: Path) -> dict[str, Any]:
-    with suppress(json.JSONDecodeError):  # no line, or a torn one
-        return dict(json.loads(_last_line(path)))
-    return {}
-
-
 def _last_line(path: Path) -> str:
     """The last line of a text file without its time and place in the code; empty if there is none."""
     line = "".join(tail(path, TAIL)[-1:])
-    return line if line.startswith("{") else line.partition(": ")[2] or line
+    return line.partition(": ")[2] or line

@@ -35,6 +35,7 @@ PACKAGES = (
 )
 LOGGER = "retrospect"
 LARGEST = 2**32  # bytes of a file of a run that is read as a whole
+TAIL = 65536  # bytes at the end of a file in which its last line is searched
 SAMPLES = 8  # responses of an iteration that are written for a person to read
 
 
@@ -194,7 +195,7 @@ def read_jsonl(path: Path, check: Callable[[Any], object] = dict) -> list[Any]:
             if line.strip():
                 check(record := json.loads(line))
                 found.append(record)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             if not text.endswith(line):
                 logging.getLogger(LOGGER).warning("%s: line %d is left out (%s)", path, number, first_line(error))
     return found
@@ -215,6 +216,15 @@ def tail(path: Path, size: int) -> list[str]:
     with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - size))
         return file.read().decode("utf-8", "replace").splitlines()
+
+
+def last_record(path: Path) -> dict[str, Any]:
+    """The newest whole record of a JSONL file, empty without one: the last line may be torn. Raises OSError."""
+    for line in reversed(tail(path, TAIL)):
+        with suppress(ValueError, RecursionError):
+            if isinstance(record := json.loads(line), dict):
+                return record
+    return {}
 
 
 def collect_versions(source: Path = ROOT) -> dict[str, str]:

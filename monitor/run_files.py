@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from core.config import Config
 from core.errors import CheckpointError
 from core.load import load_config
-from core.run_directory import RunDirectory, read_jsonl
+from core.run_directory import RunDirectory, last_record, read_jsonl
 from trainer.checkpoint import is_saved, saved
 from trainer.evaluation.files import read_evaluations
 from trainer.metrics import IterationMetrics, read_metrics
@@ -71,7 +71,9 @@ def _check_response(row: dict[str, Any]) -> None:
 
 
 def read_run(run: RunDirectory) -> RunFiles:
-    """Read a run. Raises CheckpointError when no iteration is finished yet."""
+    """Read a run. Raises CheckpointError when no iteration is finished yet, and for one of `sft` or `reward-model`."""
+    if "step" in last_record(run.metrics):
+        raise CheckpointError(f"{run.path} is a run of supervised training; its numbers are in {run.metrics.name}")
     metrics = read_metrics(run.metrics)
     if not metrics:
         raise CheckpointError(

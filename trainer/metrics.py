@@ -258,10 +258,11 @@ def flatten_sources(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def unflatten(values: dict[str, Any]) -> IterationMetrics:
-    """The inverse of both; null becomes NaN. Unknown names are ignored, missing ones NaN, or 0 if they are counts."""
+    """The inverse of both; null becomes NaN. Unknown names are ignored, missing ones NaN, or 0 if they are counts.
+    Raises KeyError for what is no iteration."""
     found: dict[str, Any] = {}
     for name, entry in _entries():
-        value = values.get(name)
+        value = values[name] if name == "iteration" else values.get(name)
         found[name] = int(value or 0) if entry.type is int else math.nan if value is None else float(value)
     seconds = PhaseSeconds(**{entry.name: found.pop(f"{entry.name}_seconds") for entry in fields(PhaseSeconds)})
     sources: dict[str, dict[str, float]] = {}

@@ -54,6 +54,18 @@ def test_runs_are_listed_with_state_step_success_and_last_line(
     assert "half         stopped" in capsys.readouterr().out  # nobody holds its lock any more
 
 
+def test_a_torn_line_and_damaged_runs_do_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = a_run(tmp_path, "torn", 2, 9)
+    torn.metrics.write_text(torn.metrics.read_text() + '{"iteration": 3, "rew')  # killed while it wrote
+    a_run(tmp_path, "odd", 0, 9).metrics.write_text('{"iteration": "x"}\n')
+    assert launch.main(["runs", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["torn"].split()[2] == "2/9"
+    assert lines["odd"].split()[1] == "damaged"
+
+
 def test_a_folder_without_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["runs", str(tmp_path / "none")]) == 2
     assert "none: no runs here (folders with a config.yaml); name the folder of the runs" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from core.run_directory import RunDirectory
 from monitor.report import changes, draw_curves, summary
 from monitor.run_files import RunFiles, read_run
 from tests.trainer.examples import iteration
-from trainer.metrics import IterationMetrics, JsonlSink
+from trainer.metrics import IterationMetrics, JsonlSink, read_metrics
 
 
 def a_run(path: Path, *metrics: IterationMetrics, planned: int = 40) -> RunFiles:
@@ -149,3 +149,16 @@ def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     with pytest.raises(CheckpointError, match="iteration"):
         read_run(run)
+
+
+def test_a_run_of_supervised_training_is_one_clear_line(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "taught", "sft")
+    run.metrics.write_text('{"step": 10, "loss": 2.0}\n{"step": 20, "lo')
+    with pytest.raises(CheckpointError, match=r"is a run of supervised training; its numbers are in metrics\.jsonl"):
+        read_run(run)
+
+
+def test_lines_that_are_no_iterations_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{}\n{"iteration": 1}\n{"iteration": 1e999}\n')
+    assert [one.iteration for one in read_metrics(path)] == [1]
