@@ -27,6 +27,8 @@ from core.plan import (
     check_resources,
     choose_device,
     demand,
+    describe_imitation,
+    generated_bound,
     placement,
     plan_warnings,
 )
@@ -112,8 +114,7 @@ def describe_algorithm(config: Config) -> str:
             f"  advantages {own.estimator}; critic: {critics[critic(config)]}; loss {own.policy_loss}, clipped to "
             f"{1 - own.clip_low:g} .. {1 + own.clip_high:g}, {own.aggregation}; "
             f"{kl if own.kl_coefficient else 'no KL'}",
-            f"  {states if replay.ratio else 'no replay'}; "
-            f"{f'up to {replay.imitated} own successes are imitated' if replay.imitated else 'no imitation'}",
+            f"  {states if replay.ratio else 'no replay'}; {describe_imitation(replay)}",
         ]
     )
 
@@ -133,9 +134,7 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
     if rollout.max_prompt_tokens and rollout.max_response_tokens:  # else they follow from the data
         both = f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response"
         rows["context"] = f"{both} = {rollout.max_prompt_tokens + rollout.max_response_tokens} tokens"
-        rows["generated tokens"] = f"at most {plan.trajectories * rollout.max_response_tokens:,} per iteration"
-    if config.replay.imitated:
-        rows["imitated"] = f"up to {config.replay.imitated} earlier own successes, added to every update"
+        rows["generated tokens"] = f"at most {generated_bound(config):,} per iteration"
     return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])
 
 

@@ -12,6 +12,7 @@ import yaml
 from core.config import Config, Source, evaluation_sets, task_sources
 from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
+from core.plan import describe_imitation
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
 from monitor.run_files import read_run
@@ -76,12 +77,10 @@ def model_card(config: Config, run: RunDirectory, iteration: int) -> str:
     share = config.replay.ratio
     replayed = f"replay share {share:g} (ranking `{config.replay.ranking}`)" if share else "no replay"
     paper = " with retrospective replay (arXiv 2504.14363)" if share else ""
-    count = config.replay.imitated
-    imitated = f"up to {count} earlier successes imitated in an update" if count else "no imitation"
     recipe = (
         f"{config.algorithm.estimator}, {config.run.iterations} iterations of {config.rollout.starts} starts x "
         f"{config.rollout.samples} samples, {trained}, learning rate {learner.policy_lr:g}, {replayed}, "
-        f"{imitated}, seed {config.run.seed}."
+        f"{describe_imitation(config.replay)}, seed {config.run.seed}."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",

@@ -44,20 +44,26 @@ def configuration(options: argparse.Namespace, *recipe: Path, model: str = "", r
     return config
 
 
-def _whole(most: int) -> Callable[[str], int]:
-    """A reader of whole numbers from 0 to `most`."""
+def _whole(most: int, least: int = 0) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` to `most`."""
 
     def _read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-            raise argparse.ArgumentTypeError(f"give a whole number from 0 to {most}, not {text[:20]!r}")
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"give a whole number from {least} to {most}, not {text[:20]!r}")
         return int(text)
 
     return _read
 
 
+def _run_name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give a run directory, not an empty text")
+    return text
+
+
 def _resume(parser: OptionParser) -> None:
     about = "continue this run from its last checkpoint; train: also its URI"
-    parser.add_argument("--resume", metavar="RUN", help=about)
+    parser.add_argument("--resume", type=_run_name, metavar="RUN", help=about)
 
 
 def _engines(parser: OptionParser) -> None:
@@ -89,8 +95,8 @@ def _replay(parser: OptionParser) -> None:
     parser.add_argument(
         "--depth", type=_whole(LARGEST), nargs=2, metavar=("FROM", "TO"), help="prefix length in tokens"
     )
-    parser.add_argument("--top", type=_whole(LARGEST), default=3, help="states shown per problem (default: 3)")
-    parser.add_argument("--problems", type=_whole(LARGEST), default=5, help="problems shown (default: 5)")
+    parser.add_argument("--top", type=_whole(LARGEST, 1), default=3, help="states shown per problem (default: 3)")
+    parser.add_argument("--problems", type=_whole(LARGEST, 1), default=5, help="problems shown (default: 5)")
     parser.add_argument("--export", metavar="FILE", help="write all matching states as one Parquet file")
 
 

@@ -3,6 +3,7 @@ as Parquet for pandas and DuckDB. It reads only the run's files, so the run may 
 
 from argparse import Namespace
 
+from core.errors import ConfigError
 from core.run_directory import RunDirectory
 from monitor import store_table
 from monitor.store_view import open_store
@@ -11,6 +12,8 @@ from replay.store.stats import combine, shard_stats
 
 def show_states(options: Namespace) -> int:
     """Print the first `top` states of the first `problems` problems, or write all matching states to `export`."""
+    if options.depth is not None and options.depth[0] > options.depth[1]:
+        raise ConfigError(f"--depth {options.depth[0]} {options.depth[1]}: give the smaller one first")
     view = open_store(RunDirectory.open(options.run))
     table, shards = view.table, view.shards
     depth = None if options.depth is None else tuple(options.depth)  # prefix tokens, both ends included

@@ -42,6 +42,24 @@ class Resources:
     gpus: float
 
 
+def generated_bound(config: Config) -> int:
+    """Most tokens that an iteration generates, with those that dynamic sampling replaces. `max_response_tokens` is a
+    number."""
+    rounds, budget = 1 + config.rollout.resample, config.rollout.max_response_tokens
+    return batch_plan(config).trajectories * rounds * (budget or 0)
+
+
+def describe_imitation(config: ReplayConfig) -> str:
+    """The earlier answers that the language-model loss repeats.
+
+    >>> describe_imitation(ReplayConfig(imitated=8)), describe_imitation(ReplayConfig(ratio=0))
+    ('an update repeats up to 8 own successes and 16 discoveries', 'no imitation')
+    """
+    counts = {"own successes": config.imitated, "discoveries": config.discoveries if config.ratio else 0}
+    kinds = [f"{count} {kind}" for kind, count in counts.items() if count]
+    return f"an update repeats up to {' and '.join(kinds)}" if kinds else "no imitation"
+
+
 def plan_warnings(config: Config) -> list[str]:
     """Lines for settings that are allowed, but may not do what is expected."""
     algorithm, lines = config.algorithm, []

@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Collection
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -67,9 +68,18 @@ class Section(BaseModel):
             return given
         if isinstance(given, bool):
             raise ValueError("give a number, not true or false")
-        if isinstance(given, int | float) and abs(given) > LARGEST and given == given and abs(given) != float("inf"):
+        if isinstance(given, int | float | str) and _is_too_large(given):
             raise ValueError(f"at most {LARGEST}")
         return given
+
+
+def _is_too_large(given: float | str) -> bool:
+    """Whether a number, or a text of one, is finite and beyond LARGEST."""
+    try:
+        number = Decimal(str(given))
+    except ArithmeticError:  # no number
+        return False
+    return number.is_finite() and abs(number) > LARGEST
 
 
 def unnameable(text: str) -> str:
@@ -121,14 +131,14 @@ def as_mapping(given: Any) -> Any:
 
 
 def as_names(given: Any) -> Any:
-    """Names separated by commas, with or without brackets, as a list; any other value unchanged.
+    """Names separated by commas, with or without brackets and quotes, as a list; any other value unchanged.
 
-    >>> as_names("[tensorboard, wandb]"), as_names("[]")
-    (['tensorboard', 'wandb'], [])
+    >>> as_names("tensorboard, wandb"), as_names('["tensorboard"]'), as_names("[]")
+    (['tensorboard', 'wandb'], ['tensorboard'], [])
     """
     if not isinstance(given, str):
         return given
-    return [name.strip() for name in given.strip("[] ").split(",") if name.strip()]
+    return [name.strip("\"' ") for name in given.strip("[] ").split(",") if name.strip()]
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(as_mapping)]

@@ -57,7 +57,7 @@ class CodeConfig(Section):
     reward: Literal["graded", "share", "all"] = "graded"
     """graded: 1 if all tests pass; -1 for a program that does not compile, -0.6 for one that raises in all tests, else
     -0.3 + 1.3 x the share of tests passed (CodeRL). share: the share of tests passed. all: 1 if all tests pass, else 0."""
-    packages: tuple[str, ...] = ()
+    packages: Annotated[tuple[str, ...], BeforeValidator(as_names)] = ()
     """Installed packages that programs may import, such as numpy."""
     memory_mib: Annotated[int, Field(ge=64)] = 512
     """Memory of a program, in MiB."""

@@ -76,7 +76,7 @@ def test_the_card_names_base_model_data_recipe_and_the_results_on_evaluation_set
     assert "after iteration 2." in card
     assert "| 2 | 50.0 % |" in card
     assert "90.0 %" not in card
-    assert "up to 32 earlier successes imitated in an update" in card
+    assert "an update repeats up to 32 own successes" in card
     assert "by reinforcement learning with retrospective replay" in card
     plain = ["--replay.ratio", "0", "--replay.imitated", "0", "--algorithm.positive_coefficient", "0"]
     card = model_card(override(config, plain), made, 2)

@@ -65,6 +65,8 @@ def test_filters_choose_states(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.count("tokens  value") == 1
     assert launch.main(["replay", str(run), "--problem", "2+2"]) == 2
     assert capsys.readouterr().err == "error: no state of problem '2+2' in the store\n"
+    assert launch.main(["replay", str(run), "--depth", "6", "1"]) == 2
+    assert capsys.readouterr().err == "error: --depth 6 1: give the smaller one first\n"
 
 
 def test_an_empty_store_is_told_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

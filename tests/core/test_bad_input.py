@@ -80,7 +80,7 @@ def test_a_field_refuses_what_it_cannot_be() -> None:
 
 def test_numbers_on_the_command_line_are_read_alike() -> None:
     for name in NUMBERS:
-        for text in ("nan", "true"):
+        for text in ("nan", "true", f"{2**60}"):
             with pytest.raises(ConfigError) as error:
                 override(Config(), [f"--{name}={text}"])
             one_line(error.value, name)
@@ -248,6 +248,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("evaluate RUN --against /nowhere", "--against = /nowhere: no such directory"),
     ("train --resume /nowhere", "/nowhere is not a run"),
     ("train --resume RUN", "no checkpoint yet"),
+    ("train --resume=", "argument --resume: give a run directory"),
     ("train --resume TAUGHT", "resume it with the command that began it"),
     ("sft --resume PPO", "is a run of `launch.py train`"),
     ("reward-model --resume PPO", "is a run of `launch.py train`"),
@@ -258,7 +259,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("inspect RUN --port x", "argument --port: give a whole number"),
     ("inspect RUN --port 99999", "from 0 to 65535, not '99999'"),
     ("inspect RUN --port -1", "argument --port"),
-    ("replay RUN --top -1", "argument --top"),
+    ("replay RUN --top 0", "argument --top"),
     ("replay RUN --problems 1.5", "argument --problems"),
     ("replay RUN --depth 0 99999999999999999999", "argument --depth"),
     (f"replay RUN --top {'9' * 5000}", "argument --top"),

@@ -14,6 +14,7 @@ from core.plan import (
     check_context,
     check_resources,
     evaluation_placement,
+    generated_bound,
     placement,
     plan_warnings,
     transport,
@@ -125,6 +126,8 @@ def test_batch_arithmetic() -> None:
     assert plan.minibatch == 8  # 48 / 6
     assert plan.steps_per_iteration == 12  # 6 x 2
     assert plan.total_steps == 60  # 12 x 5
+    assert generated_bound(config) == 1440  # 48 x 30
+    assert generated_bound(override(config, ["--rollout.resample", "3"])) == 5760  # in four rounds
 
 
 def test_choices_that_lack_what_they_rest_on() -> None:
@@ -284,6 +287,10 @@ def test_options_change_single_fields() -> None:
     assert (config.rollout.max_prompt_tokens, config.algorithm.kl_target) == (7, None)
     assert config.rollout.engine_options == {"a-b": 1}
     assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
+    printed = ['--monitor.sinks=["tensorboard"]', "--task.code.packages=[]", "--rollout.sources=['a:B']"]
+    config = override(config, printed)
+    assert (config.monitor.sinks, config.task.code.packages) == (("tensorboard",), ())
+    assert config.rollout.sources == ("a:B",)
     with pytest.raises(ConfigError, match=r"run\.seed = 'x'"):
         override(config, ["--run.seed", "x"])
 

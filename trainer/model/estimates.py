@@ -3,7 +3,7 @@
 from core.config import Config, LearnerConfig, ResolvedConfig
 from core.errors import ConfigError
 from core.machine import cpu_speed
-from core.plan import batch_plan, sequence_tokens
+from core.plan import batch_plan, generated_bound, sequence_tokens
 from tasks.problems import LeftOut
 from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, Note, activation_gib
 from trainer.model.files import ModelInfo
@@ -55,7 +55,7 @@ def iteration_estimate(config: ResolvedConfig, info: ModelInfo, device: str, cri
     tokens = batch_plan(config).trajectories * config.rollout.max_response_tokens
     memory = memory_estimate(config, info, device, critic)
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in memory.items())
-    text = f"an iteration: at most {tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB"
+    text = f"an iteration: at most {generated_bound(config):,} generated tokens; about {sum(memory.values()):.1f} GiB"
     if device == "cuda":
         share = f"in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
         return f"{text} in each learner rank's GPU ({parts}), and {share}"
