@@ -63,8 +63,8 @@ def _run(arguments: Sequence[str]) -> int:
     from commands.options import COMMANDS, read_options
 
     if name not in COMMANDS:
-        (near,) = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
-        raise ConfigError(f"unknown command {name!r}; the nearest is {near!r} (of {', '.join(COMMANDS)})")
+        near = [f"; the nearest is {command!r}" for command in difflib.get_close_matches(name, COMMANDS, n=1)]
+        raise ConfigError(f"unknown command {name!r}{''.join(near)}; name one of {', '.join(COMMANDS)}")
     options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
     set_environment()
     with without_gc():

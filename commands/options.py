@@ -112,8 +112,8 @@ def _runs(parser: OptionParser) -> None:
 
 def _report(parser: OptionParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, finished, stopped or running")
-    about = "page of several runs (default: report.html)"
-    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=about)
+    about = "one page of all these runs (default, of several: report.html)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=about)
 
 
 def _export(parser: OptionParser) -> None:

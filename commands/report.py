@@ -1,6 +1,8 @@
 """`launch.py report`: summarises runs, on the terminal and as one page, from their files: they may be running."""
 
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 from core.errors import ConfigError
 from core.run_directory import RunDirectory
@@ -12,14 +14,21 @@ from monitor.run_files import read_run
 def report_runs(options: Namespace) -> int:
     """Print each run's summary and write its curves and page again; of several runs also one page that compares them.
     Raises CheckpointError when one is no run or has no iteration yet."""
-    runs = [read_run(RunDirectory.open(path)) for path in options.runs]
-    for item in runs:
-        draw_report(item)
-        print(summary(item))
-    if len(runs) > 1:
+    runs = [read_run(run) for run in {run.path: run for run in map(RunDirectory.open, options.runs)}.values()]
+    page = Path("report.html") if options.output is None and len(runs) > 1 else options.output
+    if page is not None:
+        page = page.expanduser()
         try:
-            write_page(runs, options.output)
-        except OSError as error:
-            raise ConfigError(f"--output {options.output}: {error.strerror}; name a file that can be written") from None
-        print(f"{len(runs)} runs compared in {options.output.resolve()}")
+            write_page(runs, page)
+        except (OSError, ValueError) as error:  # an empty name
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--output {page}: {reason}; name a file that can be written") from None
+    for item in runs:
+        print(summary(item))
+        try:
+            draw_report(item)
+        except OSError as error:  # of another user
+            print(f"warning: {item.run.path}: curves and report not written: {error.strerror}", file=sys.stderr)
+    if page is not None:
+        print(f"{len(runs)} runs compared in {page.resolve()}" if len(runs) > 1 else f"page {page.resolve()}")
     return 0

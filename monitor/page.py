@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,21 @@ def write_page(files: Sequence[RunFiles], path: Path) -> None:
 
 
 def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Runs that differ only in OWN fields, by the fields in which the groups differ (by name if there is one group)."""
+    """Runs of different seeds that differ only in OWN fields, by the fields in which the groups differ (by name if
+    there is one group). A second run of a seed is of another group: it says nothing about the spread over seeds."""
     compared = [name for name in FIELDS if not name.startswith(OWN)]
     members_by_key: dict[tuple[str, ...], list[RunFiles]] = {}
     for item in files:
-        members_by_key.setdefault(tuple(str(setting(item.config, name)) for name in compared), []).append(item)
+        key = tuple(str(setting(item.config, name)) for name in compared)
+        while item.config.run.seed in {member.config.run.seed for member in members_by_key.get(key, ())}:
+            key = (*key, "again")
+        members_by_key.setdefault(key, []).append(item)
     names = [item.run.name for item in files]
     unique = len(set(names)) == len(names)
     differ = [at for at in range(len(compared)) if len({key[at] for key in members_by_key}) > 1]
 
     def _label(key: tuple[str, ...], members: list[RunFiles]) -> str:
-        few = differ if len(differ) <= NAMED else []
+        few = differ if len(differ) <= NAMED and len(key) == len(compared) else []
         fields = ", ".join(f"{compared[at].rpartition('.')[2]} {key[at]}" for at in few)
         fields = fields or (members[0].run.name if unique else str(members[0].run.path))
         return f"{fields} ({len(members)} seeds)" if len(members) > 1 else fields
@@ -165,11 +170,14 @@ def _evaluated(item: RunFiles) -> list[tuple[object, ...]]:
 
 
 def _store(item: RunFiles) -> dict[str, Any]:
-    """The store of a run: states by provenance, chains, depths and ages; empty if it holds none."""
+    """The store of a run: states by provenance, chains, depths and ages, or why it cannot be read; empty if it holds
+    none."""
+    if not item.config.replay.ratio:
+        return {}
     try:
         view = open_store(item.run)
-    except (StoreError, CheckpointError):
-        return {}
+    except (StoreError, CheckpointError) as error:
+        return {"run": item.run.name, "error": str(error)}
     table, rows = view.table, []
     if not table.num_rows:
         return {}
@@ -188,11 +196,19 @@ def _store(item: RunFiles) -> dict[str, Any]:
 
 def _samples(item: RunFiles) -> dict[str, Any]:
     """The samples of a few iterations, and the range of the critic's values in them."""
-    paths = sorted(item.run.samples.glob("*.jsonl"))
+    paths = sorted(item.run.samples.glob("[0-9]*.jsonl"))
     chosen = sorted({paths[round(at * (len(paths) - 1) / (SAMPLED - 1))] for at in range(SAMPLED)}) if paths else []
-    rows = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
+    rows = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path, _check_sample)]
     values = [value for _, sample in rows for value in sample.get("values", ()) if value is not None]
     return {"run": item.run.name, "rows": rows, "scale": (min(values), max(values)) if values else ()}
+
+
+def _check_sample(row: dict[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError for a row that cannot be shown."""
+    names = ("problem", "prompt", "prefix", "continuation", "finish", "detail")
+    "".join((*(row[name] for name in names), *row["tokens"]))
+    values = [value for _, value in zip(row["tokens"], row["values"], strict=True) if value is not None]
+    sum((row["reward"], *values))
 
 
 def _answers(item: RunFiles) -> list[tuple[str, ...]]:
@@ -228,13 +244,13 @@ def _different(files: Sequence[RunFiles]) -> list[tuple[str, ...]]:
 
 def _events(item: RunFiles) -> dict[str, Any]:
     """Starts with their versions, failures that were handled, and the warnings of the log."""
-    run, last = item.run, item.metrics[-1]
+    run = item.run
     starts = [dict(entry) for entry in read_versions(run)]
     rows = [(entry.pop("started"), ", ".join(f"{k} {v}" for k, v in entry.items())) for entry in starts]
     counts = {
-        "restarts of rollout actors": last.restarts,
-        "quarantined starts": last.quarantined,
-        "dropped episodes": last.dropped_episodes,
+        "restarts of rollout actors": _since_the_start(m.restarts for m in item.metrics),
+        "quarantined starts": _since_the_start(m.quarantined for m in item.metrics),
+        "dropped episodes": _since_the_start(m.dropped_episodes for m in item.metrics),
         "skipped optimizer steps": sum(m.skipped_steps for m in item.metrics),
         "responses without a verdict": sum(m.judge_failures for m in item.metrics),
     }
@@ -242,3 +258,9 @@ def _events(item: RunFiles) -> dict[str, Any]:
     lines = [line for line in log if " WARNING " in line or " ERROR " in line][-100:]
     counted = ", ".join(f"{count} {what}" for what, count in counts.items())
     return {"run": run.name, "starts": rows, "counts": counted, "lines": lines}
+
+
+def _since_the_start(counts: Iterable[int]) -> int:
+    """The last number of a counter that a resume sets back to 0, with what it had counted before."""
+    numbers = [0, *counts]
+    return sum(after - before if after >= before else after for before, after in pairwise(numbers))

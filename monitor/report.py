@@ -13,13 +13,14 @@ from monitor.charts import save_picture
 from monitor.console import byte_count, duration, not_updated
 from monitor.page import curves, phases, write_page
 from monitor.run_files import RunFiles, answers, series
+from monitor.store_table import printable
 from trainer.evaluation.table import evaluation_table
 from trainer.metrics import IterationMetrics
 
 HELD_OUT = "success, held-out problems"
 ANSWERS = 3  # held-out problems whose answers before and after the training stand in the summary
 ROLES = ("driver", "judge", "engine", "engine gpu", "learner", "learner gpu", "store")  # of processes, by whose memory
-WIDTH, MOST_LINES = 100, 8  # of the summary, and of an answer in it
+WIDTH, MOST_LINES, LONGEST_LINE = 100, 8, 160  # of the summary, and of an answer in it
 
 
 def draw_report(item: RunFiles) -> None:
@@ -52,6 +53,13 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
         if values and not (caption == HELD_OUT and len(values) == 1):  # evaluated once: nobody knows of a change
             ends[caption] = fmean(values[:width]), fmean(values[-width:])
     return ends
+
+
+def _speed(item: RunFiles) -> float:
+    """Generated tokens per second of the iterations in the files, without evaluation."""
+    rates = [(m.tokens_per_second, m.seconds.total - m.seconds.evaluate) for m in item.metrics]
+    seconds = sum(spent for _, spent in rates)
+    return sum(rate * spent for rate, spent in rates) / seconds if seconds else math.nan
 
 
 def _idle_line(item: RunFiles) -> list[str]:
@@ -93,7 +101,7 @@ def summary(item: RunFiles) -> str:
         *_sets_table(item),
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
-        f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
+        f"({_speed(item):,.0f} tokens/s without evaluation)",
         *_idle_line(item),
         *_memory_line(last),
         *_replay_line(item),
@@ -148,8 +156,9 @@ def _answer(text: str, correct: bool) -> Text:
 
 
 def _plain(text: str) -> Text:
-    """At most MOST_LINES lines, without what a terminal would not print. The last line always stays."""
-    *lines, last = "".join(
-        character if character.isprintable() or character == "\n" else "?" for character in text.strip()
-    ).split("\n")
+    """At most MOST_LINES lines of LONGEST_LINE characters, as a terminal may get them. The last line always stays."""
+    *lines, last = (
+        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
+        for line in map(printable, text.strip().split("\n"))
+    )
     return Text("\n".join([*lines[: MOST_LINES - 1], *["..."] * (len(lines) >= MOST_LINES), last]))

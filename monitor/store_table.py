@@ -162,6 +162,11 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
     return chain
 
 
+def printable(line: str) -> str:
+    """A line of a model or a data set as a terminal may get it: without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
 def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) -> str:
     """The rows as text for a terminal. `whole`: unfiltered, for the lineage; `prompts`: problem id -> its text."""
     lines: list[str] = []
@@ -171,7 +176,7 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
         if row["problem"] != current:
             current = row["problem"]
             lines.append(f"problem {current}: solved from the root {row['root_solved']}/{row['root_tried']}")
-            lines += [f"    {part}" for part in prompts.get(current, "").splitlines()]
+            lines += [f"    {printable(part)}" for part in prompts.get(current, "").splitlines()]
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
         rests = f"rests: {row['rests']}" if row["rests"] else f"{row['chance']:.0%} of its problem's draws"
         expected = "" if row["success"] is None else f"  expected success {row['success']:.1%}"
@@ -181,7 +186,7 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
             f"{row['priority']:.3f}{expected}  {rate}  {row['provenance']}  age {row['age']}  {rests}  {line}"
         )
         if "prefix" in row:
-            lines += [f"    | {part}" for part in row["prefix"].splitlines()]
+            lines += [f"    | {printable(part)}" for part in row["prefix"].splitlines()]
     return "\n".join(lines) if lines else "no state matches"
 
 

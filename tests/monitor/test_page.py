@@ -150,6 +150,29 @@ def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path: Path) -> No
     assert "0.15 (-0.485 to 0.785" in tips
 
 
+def test_a_second_run_of_a_seed_is_of_another_group(tmp_path: Path) -> None:
+    runs = [read_run(a_run(tmp_path, name)) for name in ("one", "again")]
+    assert {label: len(members) for label, members in groups(runs).items()} == {"one": 1, "again": 1}
+
+
+def test_what_cannot_be_read_is_said_or_left_out(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "mine")
+    (run.samples / "000001.jsonl").write_text('{"start": 3}\n' + json.dumps(SAMPLE | {"values": ["a", "b"]}) + "\n")
+    (run.samples / "notes.jsonl").write_text("{}\n")
+    write_page([read_run(run)], run.report)
+    page = Page(run.report)
+    assert len(page.tags("details", "sample")) == 1
+    assert "no replay store here" in page.text
+
+
+def test_counters_go_on_over_a_resume(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "mine")
+    item = read_run(run)
+    counted = [replace(one, restarts=count) for one, count in zip(item.metrics, (2, 2, 1), strict=True)]
+    write_page([replace(item, metrics=counted)], run.report)
+    assert "3 restarts of rollout actors" in Page(run.report).text
+
+
 def test_an_interval_over_seeds_is_students() -> None:
     ((x, mean, low, high),) = over_seeds([{5: 0.2}, {5: 0.4}, {5: 0.6}])
     # mean 0.4, deviation 0.2, half width 4.303 * 0.2 / sqrt(3) = 0.4969
