@@ -126,9 +126,9 @@ def upload(folder: Path, name: str, private: bool) -> str:
     try:
         hub.create_repo(name, private=private, exist_ok=True)
         if private and not hub.repo_info(name).private:
-            raise ModelError(f"--to {HUB}{name}: this repository is public; add --public, or name another")
+            raise ConfigError(f"--to {HUB}{name}: this repository is public; add --public, or name another")
         commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from Retrospect")
-    except ModelError:
+    except ConfigError:
         raise
     except Exception as error:  # the hub client raises many unrelated types
         raise ModelError(

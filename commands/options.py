@@ -112,7 +112,7 @@ def _runs(parser: OptionParser) -> None:
 
 def _report(parser: OptionParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, finished, stopped or running")
-    about = "one page of all these runs (default, of several: report.html)"
+    about = "one page for all runs (default for several: report.html)"
     parser.add_argument("--output", type=Path, metavar="FILE", help=about)
 
 

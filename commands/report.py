@@ -17,12 +17,11 @@ def report_runs(options: Namespace) -> int:
     runs = [read_run(run) for run in {run.path: run for run in map(RunDirectory.open, options.runs)}.values()]
     page = Path("report.html") if options.output is None and len(runs) > 1 else options.output
     if page is not None:
-        page = page.expanduser()
+        page = page.expanduser().resolve()
         try:
             write_page(runs, page)
-        except (OSError, ValueError) as error:  # an empty name
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"--output {page}: {reason}; name a file that can be written") from None
+        except OSError as error:
+            raise ConfigError(f"--output {page}: {error.strerror}; name a file that can be written") from None
     for item in runs:
         print(summary(item))
         try:
@@ -30,5 +29,5 @@ def report_runs(options: Namespace) -> int:
         except OSError as error:  # of another user
             print(f"warning: {item.run.path}: curves and report not written: {error.strerror}", file=sys.stderr)
     if page is not None:
-        print(f"{len(runs)} runs compared in {page.resolve()}" if len(runs) > 1 else f"page {page.resolve()}")
+        print(f"{len(runs)} runs compared in {page}" if len(runs) > 1 else f"page {page}")
     return 0

@@ -30,7 +30,7 @@ def list_runs(options: Namespace) -> int:
     for run in sorted(runs, key=_active, reverse=True):
         try:
             row = _row(run)
-        except (RetrospectError, OSError, ValueError, TypeError) as error:  # the others are shown
+        except (RetrospectError, OSError, ValueError, TypeError, OverflowError) as error:  # the others are shown
             row = (run.name, "damaged", "", "", "", "", str(error))
         table.add_row(*map(Text, row))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

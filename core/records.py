@@ -33,8 +33,8 @@ class Sampling:
 
 
 class Provenance(IntEnum):
-    """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs. What
-    succeeds behind a replayed state does not change it: its outcomes count that."""
+    """Where a state came from. The state of a prefix that several trajectories share has the highest of theirs. A
+    success behind a replayed state does not raise its provenance. It counts among the state's outcomes."""
 
     OWN_FAILED = 0
     OWN_PARTIAL = 1  # of a failure that solves over 5 % of its task (`Verdict.share`), or whose lines so far are right

@@ -196,10 +196,10 @@ def _store(item: RunFiles) -> dict[str, Any]:
 
 def _samples(item: RunFiles) -> dict[str, Any]:
     """The samples of a few iterations, and the range of the critic's values in them."""
-    paths = sorted(item.run.samples.glob("[0-9]*.jsonl"))
+    paths = sorted(path for path in item.run.samples.glob("*.jsonl") if path.stem.isdigit())
     chosen = sorted({paths[round(at * (len(paths) - 1) / (SAMPLED - 1))] for at in range(SAMPLED)}) if paths else []
     rows = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path, _check_sample)]
-    values = [value for _, sample in rows for value in sample.get("values", ()) if value is not None]
+    values = [value for _, sample in rows for value in sample["values"] if value is not None]
     return {"run": item.run.name, "rows": rows, "scale": (min(values), max(values)) if values else ()}
 
 

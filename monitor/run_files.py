@@ -73,7 +73,10 @@ def _check_response(row: dict[str, Any]) -> None:
 def read_run(run: RunDirectory) -> RunFiles:
     """Read a run. Raises CheckpointError when no iteration is finished yet, and for one of `sft` or `reward-model`."""
     if "step" in last_record(run.metrics):
-        raise CheckpointError(f"{run.path} is a run of supervised training; its numbers are in {run.metrics.name}")
+        raise CheckpointError(
+            f"{run.path} is a run of supervised training; its model is in {run.policy.name}, its numbers in "
+            f"{run.metrics.name}"
+        )
     metrics = read_metrics(run.metrics)
     if not metrics:
         raise CheckpointError(

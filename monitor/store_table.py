@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
+from unicodedata import category
 
 import numpy as np
 import pyarrow as pa
@@ -164,7 +165,8 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
 
 def printable(line: str) -> str:
     """A line of a model or a data set as a terminal may get it: without control characters."""
-    return "".join(character if character.isprintable() else "?" for character in line)
+    line = line.expandtabs(4)
+    return "".join("?" if category(character) in ("Cc", "Cf", "Cs") else character for character in line)
 
 
 def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) -> str:

@@ -76,10 +76,10 @@ class Section(BaseModel):
 def _is_too_large(given: float | str) -> bool:
     """Whether a number, or a text of one, is finite and beyond LARGEST."""
     try:
-        number = Decimal(str(given))
+        number = Decimal(given)
     except ArithmeticError:  # no number
         return False
-    return number.is_finite() and abs(number) > LARGEST
+    return number.is_finite() and number.copy_abs() > LARGEST
 
 
 def unnameable(text: str) -> str:
@@ -138,7 +138,8 @@ def as_names(given: Any) -> Any:
     """
     if not isinstance(given, str):
         return given
-    return [name.strip("\"' ") for name in given.strip("[] ").split(",") if name.strip()]
+    names = (name.strip("\"' ") for name in given.strip("[] ").split(","))
+    return [name for name in names if name]
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(as_mapping)]

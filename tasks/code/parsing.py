@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _FENCED = re.compile(
-    r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|(?<=[^\s`~])(?P=fence)[ \t]*$|\Z)",
+    r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|^([^\n`]*[^\s`~])(?P=fence)[ \t]*$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
@@ -71,7 +71,8 @@ def blocks_of(response: str) -> list[Block]:
     are moved to the left; a fence may close behind the last line of code; the last block may be not closed. Of a block
     of Markdown its own blocks count."""
     found = []
-    for indent, _, language, code in _FENCED.findall(response):
+    for indent, _, language, lines, last in _FENCED.findall(response):
+        code = lines + last
         block = Block(language.strip(), textwrap.dedent(code) if indent else code)
         found += blocks_of(block.code) if block.language.lower() in ("markdown", "md") else [block]
     return found

@@ -116,6 +116,8 @@ def _same_single(gold: Single, answer: Single) -> bool:
     first, second = rational(gold.text), rational(answer.text)
     if money[0] and money[1] and money[0] != money[1]:
         return first is not None and second is not None and first * money[0] == second * money[1]
+    if _same_text(gold.text + gold.unit, answer.text + answer.unit):
+        return True  # 5 g, of which one reads g as a symbol
     if not units_agree(gold.unit, answer.unit):
         return False
     if _same_text(gold.text, answer.text):

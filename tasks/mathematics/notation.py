@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tasks.mathematics.characters import plain_characters
 
-_DELIMITERS = re.compile(r"\\\\|\\[()\[\]$]|(?:(?<![a-zA-Z])US\s*\\?)?\$|\*\*")
+_DELIMITERS = re.compile(r"\\\\|\\[()\[\]$]|(?<![a-zA-Z])US\s*\\?\$(?=\s*[.0-9])|\$|\*\*")
 _JOINED = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,|\\ )\s*(?=[0-9]{3}(?![0-9]))")
 _SPACES = re.compile(r"\\\\|\\[!,;:> \n]|\\q?quad(?![a-zA-Z])|[~\s]+")
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
@@ -48,7 +48,9 @@ _SYNONYMS = {
 _COMMAND = re.compile(r"\\(" + "|".join(sorted(_SYNONYMS, key=len, reverse=True)) + r")(?![a-zA-Z])")
 _PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])(?:sqrt|root)\s*([0-9]+(?:\.[0-9]+)?|(?=\())")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\]]*\])?\s*(?:(\()|([0-9a-zA-Z]|\\(?!d?frac|binom|text|sqrt|[lr]v?)[a-zA-Z]+))")
-_NEGATIVE_ROOT = re.compile(r"\\sqrt\s*\[\s*([0-9]*[13579])\s*\]\s*\{\s*-\s*([0-9a-zA-Z.]+)\s*\}")
+_NEGATIVE_ROOT = re.compile(
+    r"\\sqrt\s*\[\s*([0-9]*[13579])\s*\]\s*\{\s*-\s*([0-9a-zA-Z./]+|\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})\s*\}"
+)
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp"
 _FUNCTION = re.compile(
     rf"(?<!_)(?<!_\{{)\\text\s*\{{\s*({_FUNCTIONS})\s*\}}|(?<![a-zA-Z\\{{])({_FUNCTIONS})(?=\s*\(|\s*[0-9]|\^|_|\s+[a-z](?![a-zA-Z]))"
@@ -116,8 +118,8 @@ def _functions(text: str) -> str:
     text = _TEXT_SIGN.sub(r"\1", _TEXT_NUMBER.sub(r"{\1}", text))
     text = _PLAIN_ROOT.sub(lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{root[1] or ''}" + (root[2] or f"{{{root[3]}}}"), text)
-    text = _NEGATIVE_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)  # sympy's odd root of a negative number is complex
     text = _bracketed(text, re.compile(r"\\sqrt(?:\[[^\]]*\])?(?=\()"), lambda root: (root[0] + "{", "}"))
+    text = _NEGATIVE_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)  # sympy's odd root of a negative number is complex
     text = _bracketed(text, _ROUNDED, lambda name: _ROUND[name[1] or name[2]])
     return _FUNCTION.sub(lambda name: f"\\{name[1] or name[2]} ", text)
 

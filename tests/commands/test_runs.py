@@ -59,7 +59,7 @@ def test_a_torn_line_and_damaged_runs_do_not_hide_the_others(
 ) -> None:
     torn = a_run(tmp_path, "torn", 2, 9)
     torn.metrics.write_text(torn.metrics.read_text() + '{"iteration": 3, "rew')  # killed while it wrote
-    a_run(tmp_path, "odd", 0, 9).metrics.write_text('{"iteration": "x"}\n')
+    a_run(tmp_path, "odd", 0, 9).metrics.write_text('{"iteration": 1e999}\n')
     assert launch.main(["runs", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["torn"].split()[2] == "2/9"

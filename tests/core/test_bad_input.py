@@ -80,7 +80,7 @@ def test_a_field_refuses_what_it_cannot_be() -> None:
 
 def test_numbers_on_the_command_line_are_read_alike() -> None:
     for name in NUMBERS:
-        for text in ("nan", "true", f"{2**60}"):
+        for text in ("nan", "true", f"{2**60}", "1e9999999"):
             with pytest.raises(ConfigError) as error:
                 override(Config(), [f"--{name}={text}"])
             one_line(error.value, name)

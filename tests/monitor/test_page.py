@@ -158,7 +158,7 @@ def test_a_second_run_of_a_seed_is_of_another_group(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_or_left_out(tmp_path: Path) -> None:
     run = a_run(tmp_path, "mine")
     (run.samples / "000001.jsonl").write_text('{"start": 3}\n' + json.dumps(SAMPLE | {"values": ["a", "b"]}) + "\n")
-    (run.samples / "notes.jsonl").write_text("{}\n")
+    (run.samples / "000001 (copy).jsonl").write_text("{}\n")
     write_page([read_run(run)], run.report)
     page = Page(run.report)
     assert len(page.tags("details", "sample")) == 1

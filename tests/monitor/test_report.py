@@ -155,7 +155,7 @@ def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_run_of_supervised_training_is_one_clear_line(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "taught", "sft")
     run.metrics.write_text('{"step": 10, "loss": 2.0}\n{"step": 20, "lo')
-    with pytest.raises(CheckpointError, match=r"is a run of supervised training; its numbers are in metrics\.jsonl"):
+    with pytest.raises(CheckpointError, match=r"is a run of supervised training; its model is in policy, its numbers"):
         read_run(run)
 
 

@@ -17,6 +17,7 @@ from monitor.store_table import (
     first_states,
     lineage,
     parents_of,
+    printable,
     read_shards,
     select,
     states_table,
@@ -158,3 +159,8 @@ def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server.write(2, pack_outcomes([outcome(first.key, first.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
+    assert printable("a\x1b[2Jb\x07") == "a?[2Jb?"
+    assert printable("\treturn\u3000\xa01") == "    return\u3000\xa01"

@@ -147,6 +147,8 @@ def test_states_beyond_a_smaller_budget_are_removed(store: ReplayStore) -> None:
     config = ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=False)
     resumed = Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 2), 0)
     assert [start.prefix_ids.tolist() for start in resumed.propose(8, AT)] == [[7]]
+    assert len(store) == 2  # the iteration may be repeated
+    resumed.observe([], AT)
     assert len(store) == 1
 
 

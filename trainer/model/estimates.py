@@ -64,6 +64,7 @@ def iteration_estimate(config: ResolvedConfig, info: ModelInfo, device: str, cri
     minutes = tokens * operations(config, info, critic) / speed / 60
     long = "under a minute" if minutes < 1.0 else f"about {minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
     text += f"; {long} if every response uses its whole budget"
+    text += ", without what dynamic sampling replaces" if config.rollout.resample else ""
     if minutes > LONG_MINUTES:
         text += "; for shorter ones lower rollout.starts, rollout.samples or rollout.max_response_tokens"
     return text

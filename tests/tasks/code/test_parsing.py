@@ -137,7 +137,8 @@ def test_a_block_of_markdown_has_blocks_of_its_own() -> None:
 
 def test_a_fence_may_close_behind_the_last_line_of_code() -> None:
     told = 'def add(a, b):\n    """\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b'
-    for code in (ADD.rstrip(), told):
+    spans = "def add(a, b):\n    # not ```a - b```\n    return a + b"
+    for code in (ADD.rstrip(), told, spans):
         assert program_of(f"```python\n{code}```\nIt adds two numbers.\n", CALLS) == code
     assert program_of(f"```python\n{told}\n```\n", CALLS) == f"{told}\n"
 
