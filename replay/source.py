@@ -108,7 +108,6 @@ class Replay(StartSource):
         self._begun: dict[str, int] = {}  # problem -> latest observed iteration that drew it
         self._open: dict[str, int] = {}  # the same of the iteration that is not observed yet: it may be repeated
         self._requested, self._drawn = 0, 0  # states, since the last `observe`
-        self._too_long: list[Start] = []  # drawn since then
 
     def wanted(self, most: int, at: Progress) -> int:
         """How many of `most` starts are replayed by the schedule, if the store has as many; half of that while the
@@ -130,16 +129,10 @@ class Replay(StartSource):
         if config.bounded:
             problem_ids, begun = states.problem_ids(order), self._begun | self._open
             order = [order[place] for place in rested(problem_ids, self._coverage.lives, begun, at.iteration)]
-        elif at.round and ranking.one_per_problem:
-            names = zip(order, states.problem_ids(order), strict=True)
-            order = [place for place, name in names if self._open.get(name) != at.iteration]
-        starts = [self._start(state, at, index) for index, state in enumerate(store.draw(states, order[:wanted]))]
-        fits = [start.prefix_ids.size < self._cutting.budget for start in starts]  # that of a resume may be smaller
-        self._too_long += [start for start, it_fits in zip(starts, fits, strict=True) if not it_fits]
-        drawn = [start for start, it_fits in zip(starts, fits, strict=True) if it_fits]
+        drawn = store.draw(states, order[:wanted])
         self._requested, self._drawn = self._requested + wanted, self._drawn + len(drawn)
-        self._open |= {start.problem_id: at.iteration for start in drawn}
-        return drawn
+        self._open |= {state.problem_id: at.iteration for state in drawn}
+        return [self._start(state, at, index) for index, state in enumerate(drawn)]
 
     def extra(self, rollouts: Sequence[Rollout], at: Progress) -> list[Rollout]:
         """Canonical solutions of the problems of this iteration's fresh starts, to be scored; and the states of highest
@@ -163,8 +156,7 @@ class Replay(StartSource):
         finite = [one for one in (*own, *solutions) if math.isfinite(one.verdict.reward)]
         store.add([cut(one, cutting.boundaries, cutting.budget, cutting.is_wrong) for one in finite], at.version)
         lost = [start for start in self._lost() if start.replayed]
-        store.remove([*lost, *self._too_long])  # last: the iteration may have stored one of them again
-        self._too_long = []
+        store.remove(lost)  # last: the iteration may have stored one of them again
 
     def save(self, folder: Path) -> None:
         """See `StartSource`. An iteration that is not observed yet will be repeated, so it has drawn nothing."""
@@ -175,7 +167,7 @@ class Replay(StartSource):
         """See `StartSource`."""
         self._lost()  # of the iteration that will be repeated
         self._begun, self._open = {}, {}
-        self._requested, self._drawn, self._too_long = 0, 0, []
+        self._requested, self._drawn = 0, 0
         if folder is None:
             self._store.clear()
         else:

@@ -9,7 +9,7 @@ a state is worth their variance:
 At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in
 proportion to its worth within the problem. (With `replay.bounded`, the default, the draw then takes problems whose root
 fails first, and those that were replayed longest ago: `rested` in replay/source.py. The priority decides among equals,
-and which state of a problem.) An iteration replays at most one state of a problem: a policy that is trained on many
+and which state of a problem.) A draw has at most one state of a problem: a policy that is trained on many
 continuations of the same few chains becomes sure of wrong choices elsewhere. -inf, so never drawn, are
 
     states of solved problems   root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more

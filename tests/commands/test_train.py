@@ -182,6 +182,18 @@ def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value
     assert run.config.read_text() == before
 
 
+def test_a_response_that_has_no_room_for_stored_states_is_refused(run: RunDirectory) -> None:
+    before = override(load_config(run.config), ["--rollout.max_response_tokens", "100", "--replay.ratio", "0.5"])
+    lower = override(before, ["--rollout.max_response_tokens", "50"])
+    with pytest.raises(
+        ConfigError, match="100 in this run and cannot become 50: stored states"
+    ):
+        commands.check_changes(before, lower)
+    commands.check_changes(before, override(before, ["--rollout.max_response_tokens", "150"]))
+    without = override(before, ["--replay.ratio", "0"])
+    commands.check_changes(without, override(without, ["--rollout.max_response_tokens", "50"]))
+
+
 def test_a_run_keeps_its_critic(run: RunDirectory) -> None:
     """Replay's ranking reads values, so there is one whatever the estimator; with neither there would be none."""
     with pytest.raises(ConfigError, match=r"'separate' .*'none' \(algorithm"):

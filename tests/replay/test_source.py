@@ -131,27 +131,6 @@ def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
     assert rollouts[0].finish is Finish.STOP
 
 
-def test_a_problem_is_replayed_once_in_all_rounds_of_an_iteration(tmp_path: Path) -> None:
-    config = ReplayConfig(ranking="learnability", ratio=0.5, start_states=1, schedule="constant", bounded=False)
-    store = ReplayStore(config, vocabulary=100, directory=tmp_path, fingerprint="task", local=True)
-    replay = Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 100), 0)
-    replay.observe([rollout(name, won, 7, 8, 9) for name in "pq" for won in (True, False, False, False)], AT)
-    rounds = [[start.problem_id for start in replay.propose(2, replace(AT, round=number))] for number in range(3)]
-    assert sorted(rounds[0] + rounds[1]) == ["p", "q"]
-    assert rounds[2] == []
-    store.close()
-
-
-def test_states_beyond_a_smaller_budget_are_removed(store: ReplayStore) -> None:
-    source(store).observe([rollout("p", False, 7, 8, 9)], AT)  # states of 1 and 2 tokens
-    config = ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=False)
-    resumed = Replay(config, store, PROBLEMS, Coverage(2), Cutting(every, 2), 0)
-    assert [start.prefix_ids.tolist() for start in resumed.propose(8, AT)] == [[7]]
-    assert len(store) == 2  # the iteration may be repeated
-    resumed.observe([], AT)
-    assert len(store) == 1
-
-
 def test_a_replayed_problem_rests(store: ReplayStore) -> None:
     coverage, config = Coverage(2), ReplayConfig(ratio=0.5, start_states=1, schedule="constant", bounded=True)
     both = Sources(coverage, {"replay": Replay(config, store, PROBLEMS, coverage, Cutting(every, 100), 0)})
