@@ -26,8 +26,9 @@ def report_runs(options: Namespace) -> int:
         print(summary(item))
         try:
             draw_report(item)
-        except OSError as error:  # of another user
-            print(f"warning: {item.run.path}: curves and report not written: {error.strerror}", file=sys.stderr)
+        except OSError as error:  # a run of another user
+            reason = f"{error.filename}: {error.strerror}"
+            print(f"warning: {reason}; curves and report of {item.run.path} are not written", file=sys.stderr)
     if page is not None:
         print(f"{len(runs)} runs compared in {page}" if len(runs) > 1 else f"page {page}")
     return 0
