@@ -185,9 +185,7 @@ def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value
 def test_a_response_that_has_no_room_for_stored_states_is_refused(run: RunDirectory) -> None:
     before = override(load_config(run.config), ["--rollout.max_response_tokens", "100", "--replay.ratio", "0.5"])
     lower = override(before, ["--rollout.max_response_tokens", "50"])
-    with pytest.raises(
-        ConfigError, match="100 in this run and cannot become 50: stored states"
-    ):
+    with pytest.raises(ConfigError, match="100 in this run and cannot become 50: stored states"):
         commands.check_changes(before, lower)
     commands.check_changes(before, override(before, ["--rollout.max_response_tokens", "150"]))
     without = override(before, ["--replay.ratio", "0"])
