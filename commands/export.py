@@ -118,8 +118,8 @@ def _sets(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
-    """Upload `folder` to the model repository `name`, made if need be; returns its address. Raises ModelError, also if
-    it is to be `private` and others can read it."""
+    """Upload `folder` to the model repository `name`, made if need be; returns its address. Raises ModelError, and
+    ConfigError for a repository that is to be `private` and is public."""
     from huggingface_hub import HfApi
 
     hub = HfApi()

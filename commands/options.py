@@ -55,7 +55,7 @@ def _whole(most: int, least: int = 0) -> Callable[[str], int]:
     return _read
 
 
-def _run_name(text: str) -> str:
+def _run_directory(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("give a run directory, not an empty text")
     return text
@@ -63,7 +63,7 @@ def _run_name(text: str) -> str:
 
 def _resume(parser: OptionParser) -> None:
     about = "continue this run from its last checkpoint; train: also its URI"
-    parser.add_argument("--resume", type=_run_name, metavar="RUN", help=about)
+    parser.add_argument("--resume", type=_run_directory, metavar="RUN", help=about)
 
 
 def _engines(parser: OptionParser) -> None:

@@ -165,7 +165,8 @@ def check_changes(before: Config, after: Config) -> None:
     old_room, room = before.rollout.max_response_tokens, after.rollout.max_response_tokens
     if after.replay.ratio and old_room and room and room < old_room:
         different.append(
-            f"rollout.max_response_tokens is {old_room} in this run and cannot become {room}: stored states are longer"
+            f"rollout.max_response_tokens is {old_room} in this run and cannot become {room}: stored states may be "
+            "longer"
         )
     if different:
         raise ConfigError(f"--resume: {'; '.join(different)}; start a new run for that")

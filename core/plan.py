@@ -43,14 +43,14 @@ class Resources:
 
 
 def generated_bound(config: Config) -> int:
-    """Most tokens that an iteration generates, with those that dynamic sampling replaces. `max_response_tokens` is a
-    number."""
+    """Most tokens that an iteration generates, with those that dynamic sampling replaces; 0 while
+    `rollout.max_response_tokens` is `auto`."""
     rounds, budget = 1 + config.rollout.resample, config.rollout.max_response_tokens
     return batch_plan(config).trajectories * rounds * (budget or 0)
 
 
 def describe_imitation(config: ReplayConfig) -> str:
-    """The earlier answers that the language-model loss repeats.
+    """How many earlier answers the language-model loss repeats, in words.
 
     >>> describe_imitation(ReplayConfig(imitated=8)), describe_imitation(ReplayConfig(ratio=0))
     ('an update repeats up to 8 own successes and 16 discoveries', 'no imitation')
