@@ -100,6 +100,12 @@ class RewardConfig(Section):
         return self.label or (urlsplit(self.name).netloc if self.remote else self.name.rpartition(":")[2])
 
 
+def _pair(given: Any) -> Any:
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise ValueError("give the fewest and the most, such as 2,4")
+    return given
+
+
 def _ascending(given: tuple[int, int]) -> tuple[int, int]:
     if given[0] > given[1]:
         raise ValueError("give the fewest first")
@@ -135,7 +141,9 @@ class DataSetConfig(Section):
     """Solved examples (prompt, response) that every prompt shows first: turns of the chat template, else text."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
-    operations: Annotated[tuple[Count, Count], BeforeValidator(as_names), AfterValidator(_ascending)] = (4, 10)
+    operations: Annotated[
+        tuple[Count, Count], BeforeValidator(_pair), BeforeValidator(as_names), AfterValidator(_ascending)
+    ] = (4, 10)
     """Generated tasks: fewest and most operations of a problem (arithmetic: of the chain; sums: sums and differences)."""
     problems: AutoCount = Field(AUTO)
     """Generated tasks: training problems to make. Other tasks: most rows that are used. auto: 4,096, or all rows."""

@@ -293,6 +293,8 @@ def test_options_change_single_fields() -> None:
     assert config.rollout.sources == ("a:B",)
     with pytest.raises(ConfigError, match=r"run\.seed = 'x'"):
         override(config, ["--run.seed", "x"])
+    with pytest.raises(ConfigError, match=r"task\.operations = \['2'\]: give the fewest and the most"):
+        override(config, ["--task.operations", "2"])
 
 
 def test_a_later_recipe_changes_fields_of_the_earlier_ones(tmp_path: Path) -> None:
