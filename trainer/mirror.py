@@ -1,5 +1,5 @@
-"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system). Invariant: `checkpoints/latest` there
-names a complete checkpoint: it is written last, and deleted before a checkpoint of its name is written again."""
+"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system). Invariant: `latest` and `best` there name
+complete checkpoints: they are written last, and deleted before a checkpoint of their name is written again."""
 
 import logging
 from contextlib import suppress
@@ -12,6 +12,8 @@ from core.errors import CheckpointError, ConfigError, first_line
 from core.run_directory import RunDirectory, write_atomically
 
 FAILURES = (OSError, ArrowException, ValueError, ImportError)
+POINTERS = ("best", "latest")
+"""The files that name a checkpoint, in the order in which they are copied."""
 logger = logging.getLogger("retrospect.mirror")
 
 
@@ -32,7 +34,7 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
 
 def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
     """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the
-    live store. Without a name the newest checkpoint is copied, too, if the copy has another one. Returns the end of a
+    live store. The newest and the best checkpoint are copied, too, if the copy has other ones. Returns the end of a
     line for a person. A failure is a warning: the next call tries again."""
     try:
         store, root = open_store(uri)
@@ -46,22 +48,24 @@ def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
 
 
 def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) -> None:
-    here, latest = LocalFileSystem(), run.checkpoints / "latest"
-    newest = latest.read_text(encoding="utf-8") if latest.exists() else ""
-    if newest != _text(store, f"{root}/checkpoints/latest"):  # an earlier copy failed
-        checkpoint = checkpoint or newest
-    if checkpoint:
-        target = f"{root}/checkpoints/{checkpoint}"
+    here, checkpoints = LocalFileSystem(), {checkpoint} - {""}
+    for name in POINTERS:
+        pointer = run.checkpoints / name
+        text = pointer.read_text(encoding="utf-8") if pointer.exists() else ""
+        if text != _text(store, f"{root}/checkpoints/{name}"):  # it is new, or an earlier copy failed
+            checkpoints |= {named for named in text.split()[:1] if (run.checkpoints / named).is_dir()}
+    for named in sorted(checkpoints):
+        target = f"{root}/checkpoints/{named}"
         if store.get_file_info(target).type != FileType.NotFound:  # the run was resumed from an earlier one
-            there = f"{root}/checkpoints/latest"
-            if _text(store, there) == checkpoint:  # if it names another one, that is complete
-                store.delete_file(there)
+            for name in POINTERS:
+                if _text(store, there := f"{root}/checkpoints/{name}").startswith(named):  # another one is complete
+                    store.delete_file(there)
             store.delete_dir(target)
-        _copy(here, str(run.checkpoints / checkpoint), store, target)
+        _copy(here, str(run.checkpoints / named), store, target)
     for path in run.path.iterdir():
         if not path.name.startswith(".") and path not in (run.checkpoints, run.replay):
             _copy(here, str(path), store, f"{root}/{path.name}")
-    for name in ("best", "latest") if checkpoint else ():
+    for name in POINTERS if checkpoints else ():
         if (run.checkpoints / name).exists():
             _copy(here, str(run.checkpoints / name), store, f"{root}/checkpoints/{name}")
     for info in store.get_file_info(FileSelector(f"{root}/checkpoints", allow_not_found=True)):

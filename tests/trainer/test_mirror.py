@@ -1,5 +1,6 @@
 """The copy of a run at a URI: a real S3 server (moto) on loopback."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,22 @@ def test_the_last_copy_brings_the_checkpoint_that_an_earlier_one_could_not(
         assert upload(run, s3).endswith(f"(the network is gone); copy {run.path} there")
     upload(run, s3)
     assert files(RunDirectory(download(f"{s3}/mine", tmp_path / "there"))) == files(run)
+
+
+def test_the_best_checkpoint_comes_with_a_later_one_if_its_own_copy_failed(
+    s3: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = saved(tmp_path / "here", 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "_copy", lambda *_: (_ for _ in ()).throw(OSError("the network is gone")))
+        assert "not copied" in upload(run, s3, "000005")
+    saved(tmp_path / "here", 5, 10)
+    assert upload(run, s3, "000010") == f"; copied to {s3}"
+    assert files(RunDirectory(download(f"{s3}/mine", tmp_path / "there"))) == files(run)
+    shutil.rmtree(run.checkpoints / "000005")  # by hand: `best` names nothing, and counts as none
+    assert upload(run, s3, "000010") == f"; copied to {s3}"
 
 
 def test_bad_places_get_one_line(s3: str, tmp_path: Path) -> None:  # noqa: F811
