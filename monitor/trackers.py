@@ -2,11 +2,13 @@
 nothing reads from a tracker, so it can be left out. Its library is imported only when it is used."""
 
 import json
+import logging
 import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,7 @@ from trainer.evaluation.table import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 Rows = Sequence[Mapping[str, Any]]
+logger = logging.getLogger("retrospect.trackers")
 MLFLOW_PARAMETERS = 100  # most parameters of one call of MLflow
 
 
@@ -45,16 +48,23 @@ class Tracker:
 
 
 class TrackerSink:
-    """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory."""
+    """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory. A tracker
+    that fails costs its own numbers, not the run: a line says so once, until it works again."""
 
     def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
         """What `run` has evaluated up to now, after iteration `last`, was shown when it was evaluated."""
         self._tracker, self._run, self._last = tracker, run, last or -1
         self._shown = max((line["iteration"] for line in read_evaluations(run.evaluations)), default=-1)
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
+        self._fails = False
 
     def write(self, metrics: IterationMetrics) -> None:
         """Show one iteration."""
+        with self._optional():
+            self._write(metrics)
+            self._fails = False
+
+    def _write(self, metrics: IterationMetrics) -> None:
         step = self._last = metrics.iteration
         finite = {
             name: value for name, value in (flatten(metrics) | flatten_sources(metrics)).items() if math.isfinite(value)
@@ -81,10 +91,24 @@ class TrackerSink:
 
     def close(self) -> None:
         """Show an evaluation that a resume has made up for, and the curves, and close the tracker."""
-        self._show_evaluations()
-        if self._run.curves.exists():
-            self._tracker.picture("curves", self._run.curves)
-        self._tracker.close()
+        with self._optional():
+            self._show_evaluations()
+            if self._run.curves.exists():
+                self._tracker.picture("curves", self._run.curves)
+        with self._optional():
+            self._tracker.close()
+
+    @contextmanager
+    def _optional(self) -> Iterator[None]:
+        """The run goes on without what is in the block."""
+        try:
+            yield
+        except Exception as error:
+            what = f"monitor.sinks: {type(self._tracker).__name__} has failed ({first_line(error)[:300]})"
+            logger.warning("%s", what, exc_info=error)
+            if not self._fails:
+                print(f"{what}; the run goes on, and its own files have what is missing there", flush=True)
+            self._fails = True
 
 
 def check_trackers(config: Config) -> None:
@@ -117,7 +141,7 @@ class TensorBoard(Tracker):
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # imported late: it takes seconds
 
-        self._writer = SummaryWriter(str(run.tensorboard), purge_step=last + 1 if last else None)
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=last + 1 if last else 0)
         if not last:
             self._writer.add_text("config", f"```yaml\n{dump_config(config)}\n```")
 

@@ -3,11 +3,11 @@
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +18,7 @@ from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
 from monitor.run_files import RunFiles
-from monitor.trackers import check_trackers, open_trackers
+from monitor.trackers import Tracker, check_trackers, open_trackers
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
@@ -113,6 +113,40 @@ def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
     for event in found.Scalars("success/reward"):
         steps[event.step].append(event.value)
     assert {step: len(values) for step, values in steps.items()} == {1: 1, 2: 1, 3: 1}
+
+
+def test_tensorboard_purges_a_run_that_begins_again(tmp_path: Path) -> None:
+    """A learner that is lost before the first checkpoint."""
+    run = a_run(tmp_path, "tensorboard")
+    (tracker,) = open_trackers(config_of("tensorboard"), run, 0)
+    tracker.write(iteration(1))
+    tracker.close()
+    assert [event.step for event in events(run).Scalars("success/reward")] == [1]
+
+
+class Away(Tracker):
+    """A server that is away in iterations 2 and 3, and at the end."""
+
+    seen: ClassVar[list[int]] = []
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        if step in (2, 3):
+            raise ConnectionError("the server is away")
+        self.seen.append(step)
+
+    def close(self) -> None:
+        raise ConnectionError("the server is away")
+
+
+def test_a_tracker_that_fails_costs_its_own_numbers_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    (tracker,) = open_trackers(config_of("tests.monitor.test_trackers:Away"), run, 0)
+    for number in range(1, 5):
+        tracker.write(iteration(number))
+    tracker.close()
+    assert Away.seen == [1, 4]
+    line = "monitor.sinks: Away has failed (the server is away); the run goes on, and its own files have what is missing"
+    assert [told.startswith(line) for told in capsys.readouterr().out.splitlines()] == [True, True]  # 2, and the end
 
 
 def test_an_evaluation_that_a_resume_makes_up_for_is_shown_though_no_iteration_follows(tmp_path: Path) -> None:
