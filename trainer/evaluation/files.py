@@ -36,7 +36,7 @@ def check_responses_path(path: Path) -> None:
     elif not os.access(there, os.W_OK):
         wrong = errno.EACCES
     if wrong is not None:
-        raise _unwritable(path, OSError(wrong, os.strerror(wrong)))
+        raise ConfigError(f"--responses {path}: {os.strerror(wrong)}; name a file that can be written")
 
 
 def response_rows(result: Evaluation, task: Task, model: str) -> Iterator[dict[str, object]]:
@@ -66,23 +66,16 @@ def _row(item: Rollout, problem: Problem, task: Task) -> dict[str, object]:
 
 
 def write_responses(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Write rows as .jsonl or .parquet. Raises ConfigError when the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
-            import pyarrow
-            import pyarrow.parquet
+    """Write rows as .jsonl or .parquet. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
 
-            plain = [{name: _encodable(value) for name, value in row.items()} for row in rows]
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain), path)
-        else:
-            write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--responses {path}: {error.strerror or error}; name a file that can be written")
+        plain = [{name: _encodable(value) for name, value in row.items()} for row in rows]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain), path)
+    else:
+        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _encodable(value: object) -> object:
