@@ -7,6 +7,7 @@ Invariant: metrics of an iteration are on disk before its checkpoint is named th
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
+from core.errors import ActorError, DataError, DivergenceError, LearnerError, LostShardError, WeightError
 from core.interruption import Interruption
 from core.records import EMPTY, IntArray, Problem
 from core.run_directory import RunDirectory, keep_lines, write_atomically, write_samples
@@ -94,6 +95,8 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
         try:
             progress = _restarted(session) if restarts else _begun(run, resumed)
             keep_lines(directory.evaluations, "iteration", progress.iteration or -1)  # -1: a new run repeats 0, too
+            if progress.iteration < session.schedule.iterations:  # a finished run goes on: its policy is not the last
+                shutil.rmtree(directory.policy, ignore_errors=True)
             with session.open_outputs(progress.iteration) as outputs:
                 if not Training(session, outputs, stop, progress).finish():
                     return False
@@ -173,8 +176,7 @@ class Training:
             self.session.schedule.evaluates(iteration) and lacks_evaluation(directory.evaluations, iteration)
         ):
             return
-        with self.stop.interruptible():
-            evaluation = self._evaluate(iteration, PhaseClock(self.outputs.phase))
+        evaluation = self._evaluate(iteration, PhaseClock(self.outputs.phase))
         when = f"after iteration {iteration}" if iteration else "before training"
         self.outputs.note(f"{when}: {describe_evaluation(evaluation)}")
         self._note_sets(evaluation)
@@ -183,12 +185,13 @@ class Training:
 
     def _iteration(self, iteration: int, clock: PhaseClock) -> None:
         """One iteration, its evaluation, its report and its checkpoint. Raises ActorError or WeightError when engines
-        failed: before the update, after the iteration before it is saved; else after this one is."""
+        failed, DataError when starts of a user's source do not fit: before the update, after the iteration before it
+        is saved; else after this one is."""
         run, schedule = self.session.run, self.session.schedule
         busy = run.pool.queues().busy
         try:
             report = iterate(run, run.at(iteration), clock, self.stop)
-        except (ActorError, WeightError):  # the update has not begun
+        except (ActorError, WeightError, DataError):  # the update has not begun
             if self.progress.iteration:
                 self._save(f"stopped in iteration {iteration}; ")
             raise
@@ -222,8 +225,7 @@ class Training:
         if report.failure is not None or not self.session.schedule.evaluates(report.iteration):
             return None, report.failure
         try:
-            with self.stop.interruptible():
-                return self._evaluate(report.iteration, clock), None
+            return self._evaluate(report.iteration, clock), None
         except (ActorError, WeightError) as error:
             return None, error
         except KeyboardInterrupt:
@@ -232,10 +234,11 @@ class Training:
             return None, None
 
     def _evaluate(self, iteration: int, clock: PhaseClock) -> Evaluation:
-        """The evaluation after an iteration (0: before training), recorded in evaluations.jsonl and
-        evaluations/."""
+        """The evaluation after an iteration (0: before training), recorded in evaluations.jsonl and evaluations/. A
+        signal drops it before it is recorded, or waits."""
         run, directory = self.session.run, self.session.directory
-        result = clock.timed("evaluate", evaluate_policy, run.pool, run.task, self.session.schedule.evaluation)
+        with self.stop.interruptible():
+            result = clock.timed("evaluate", evaluate_policy, run.pool, run.task, self.session.schedule.evaluation)
         append_evaluation(directory.evaluations, iteration, result)
         rows = list(response_rows(result, run.task, f"iteration {iteration}"))
         write_responses(directory.responses / f"{iteration:06d}.jsonl", rows)

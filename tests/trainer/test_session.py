@@ -15,7 +15,15 @@ from typing import Any, cast
 import pytest
 
 from actors.ledger import Queues
-from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
+from core.errors import (
+    ActorError,
+    DataError,
+    DivergenceError,
+    LearnerError,
+    LostShardError,
+    RetrospectError,
+    WeightError,
+)
 from core.interruption import Interruption
 from core.parts.sources import Progress, StartSource
 from core.records import Sampling, Verdict
@@ -42,9 +50,10 @@ SCHEDULE = Schedule(
 
 
 class Engines:
-    """Engines and learner in one: nothing is generated; counts restarts of the learner."""
+    """Engines, learner and start sources in one: nothing is generated; counts restarts of the learner, and evaluations
+    that the sources have seen."""
 
-    restarts = quarantined = dropped = learner_restarts = 0
+    restarts = quarantined = dropped = learner_restarts = evaluations = 0
 
     def queues(self) -> Queues:
         return Queues(0, 0, 0.0, 1)
@@ -55,6 +64,9 @@ class Engines:
     def measure_noise(self, _receiver: Any, _sequences: Any) -> None:
         assert not self.learner_restarts  # only while both sides have the weights that they have loaded
 
+    def evaluated(self, _rollouts: Any) -> None:
+        self.evaluations += 1
+
     def export(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
 
@@ -64,7 +76,9 @@ def parts_of(engines: Engines) -> Parts:
     task = SimpleNamespace(decode=str, train=[])
     training = SimpleNamespace(save=lambda: None)
     at = lambda iteration: Progress(0, iteration, 4, 1)  # noqa: E731
-    parts = SimpleNamespace(engines=training, pool=engines, learner=engines, task=task, problems={}, at=at)
+    parts = SimpleNamespace(
+        engines=training, pool=engines, sources=engines, learner=engines, task=task, problems={}, at=at
+    )
     return cast(Parts, parts)
 
 
@@ -262,49 +276,6 @@ def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch:
     assert notes == ["a response without a verdict: judge raised KeyError: 2 (mine.py, line 3); it has the reward 0"]
 
 
-def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The iteration before it is complete: it is reported and saved."""
-
-    def signalled(_training: Training, number: int, clock: PhaseClock) -> Any:
-        with clock.phase("evaluate"):
-            os.kill(os.getpid(), signal.SIGINT)
-            raise AssertionError("the signal did not interrupt")
-
-    run = Run(RunDirectory.create(tmp_path, "r", "test"))
-    run.start(
-        monkeypatch,
-        lambda _, at, *__: report(at.iteration),
-        _evaluate=signalled,
-    )
-    assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
-
-
-def test_a_run_without_its_last_evaluation_is_not_finished_and_a_resume_makes_it_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def signalled(_training: Training, number: int, clock: PhaseClock) -> Any:
-        if number == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return SimpleNamespace(success=0.25, sets={})
-
-    run = Run(RunDirectory.create(tmp_path, "r", "test"))
-    run.start(monkeypatch, lambda _, at, *__: report(at.iteration), _evaluate=signalled)
-    assert (run.done, run.saved, run.reports) == (False, [2, 3, 4], [1, 2, 3, 4])
-    assert not run.run.policy.exists()
-    monkeypatch.setattr(checkpoint, "continue_from", lambda *_: RunProgress(4, 0))
-    again = Run(run.run, resumed=run.run.checkpoints / "000004")
-    evaluated: list[int] = []
-
-    def evaluate(_training: Training, number: int, _clock: PhaseClock) -> Any:
-        evaluated.append(number)
-        return SimpleNamespace(success=0.5, sets={})
-
-    again.start(monkeypatch, _evaluate=evaluate)
-    assert (again.done, again.saved, again.reports, evaluated) == (True, [4], [], [4])  # the sources know it now
-    assert checkpoint.best(run.run) == checkpoint.Best(4, 0.5)
-    assert run.run.policy.exists()
-
-
 def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +358,27 @@ def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_th
     assert capsys.readouterr().out.splitlines() == [
         f"learner-rank-0 died during update: restart {number} of the learner, the run {where}" for number in (1, 2)
     ]
+
+
+def test_starts_of_a_source_that_do_not_fit_cost_no_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_parts: Any, at: Progress, *_: Any) -> Any:
+        if at.iteration == 4:
+            raise DataError("rollout.sources mine:Hints: propose(most=3, ...) returned 4 starts")
+        return report(at.iteration)
+
+    rare = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, checkpoint_every=9))
+    with pytest.raises(DataError, match="returned 4 starts"):
+        rare.start(monkeypatch, refuse, _evaluate=lambda *_: SimpleNamespace(success=0.0, sets={}))
+    assert rare.saved == [3]
+
+
+def test_a_finished_run_that_goes_on_has_no_final_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be that of the earlier end; schedulers ask for it to know whether the run has finished."""
+    longer = Run(RunDirectory.create(tmp_path, "r", "test"), dies=4, phase="generate")
+    longer.run.policy.mkdir()
+    with pytest.raises(ActorError):
+        longer.start(monkeypatch, _evaluate=lambda *_: SimpleNamespace(success=0.0, sets={}))
+    assert not longer.run.policy.exists()
 
 
 def test_the_problems_of_a_diverged_run_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
