@@ -19,7 +19,7 @@ from actors.jobs import Continuation, Engine, Job
 from actors.ledger import AHEAD
 from core.config import ResolvedRollout
 from core.environments.protocol import Answer, digest
-from core.environments.turns import TurnTokens
+from core.environments.turns import Retraced, TurnTokens
 from core.environments.workers import Workers
 from core.errors import DataError
 from core.records import Episode, Finish, FloatArray, IntArray
@@ -38,7 +38,7 @@ class _Sample:
 
     job: Job
     episode_id: int  # of the workers; also the order of entry
-    past: Generator[str, Answer, list[bool]] | None  # repeats the actions of a replayed prefix
+    past: Generator[str, Answer, Retraced] | None  # repeats the actions of a prefix
     opened: bool = False  # its environment has answered to `reset`, or to `restore`
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -49,7 +49,8 @@ class _Sample:
     turns: int = 0
     repeated: int = 0  # of these
     finish: Finish | None = None  # of its turn, which has ended
-    action: str = ""  # the text of that turn
+    said: Sequence[int] = ()  # the tokens of that turn
+    begun: Sequence[int] = ()  # the tokens of its action that are in the prefix
     due: int = 0  # step of the engine at which what is answered to it is used
     answer: Answer | None = None  # to the turn; or an error
     lost: bool = False  # its state cannot be rebuilt: the environment answers differently
@@ -188,25 +189,31 @@ class EpisodeEngine(Engine):
                 self._workers.step(sample.episode_id, action)
                 sample.opened = True
                 return
-        except StopIteration:
-            sample.past = None
-            self._keep(sample.job.start.prefix_ids.tobytes(), sample, answer.snapshot)
+        except StopIteration as stop:
+            sample.past, sample.begun = None, stop.value.rest
+            if sample.turns and not sample.begun:
+                self._keep(sample.job.start.prefix_ids.tobytes(), sample, answer.snapshot)
         except DataError as error:
             sample.answer, sample.lost = Answer([], error=str(error)), not sample.job.start.from_root
             return
         sample.opened = True
         if sample.finish is Finish.STOP:
-            self._workers.step(sample.episode_id, sample.action)
+            self._act(sample)
 
     def _end_turn(self, turn: Continuation) -> None:
         """Add a turn, and send it to its environment once that is where the turn began."""
         sample = self._open[turn.start_id, turn.sample]
         sample.append(turn.tokens, turn.logprobs, turn.versions, of_policy=True)
         sample.finish, sample.due = turn.finish, self._clock + self._lag
-        sample.action = self._turns.text(turn.tokens)
+        sample.said = turn.tokens
         self._waiting[sample.episode_id] = sample
         if sample.finish is Finish.STOP and sample.opened and sample.past is None and sample.answer is None:
-            self._workers.step(sample.episode_id, sample.action)
+            self._act(sample)
+
+    def _act(self, sample: _Sample) -> None:
+        """Send the turn that has ended to the environment."""
+        self._workers.step(sample.episode_id, self._turns.text([*sample.begun, *sample.said]))
+        sample.begun = ()
 
     def _go_on(self, sample: _Sample) -> None:
         """Use what was answered: queue the next turn, or end the episode."""

@@ -2,13 +2,20 @@
 answers are encoded; the tokens before them stay as they are."""
 
 from collections.abc import Collection, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.environments.protocol import FIELD, Answer, Messages
 from core.environments.templates import rendered
 from core.errors import ConfigError, DataError, first_line
 
 _SAID = "\u2022said\u2022"  # stands for an action in a chat template
+
+
+class Retraced(NamedTuple):
+    """What is known of a response [R] once its actions were repeated."""
+
+    mask: list[bool]  # [R] which tokens are the policy's
+    rest: Sequence[int]  # its last tokens, of an action that has not ended
 
 
 class TurnTokens:
@@ -56,17 +63,17 @@ class TurnTokens:
             raise DataError("the chat template rewrites earlier turns when the environment answers; use another one")
         return rest[closing:]
 
-    def retrace(self, response: Sequence[int]) -> Generator[str, Answer, list[bool]]:
-        """Repeats the actions of a response that is known: yields each, is sent its answer, and returns which tokens
-        [R] are the policy's. Raises DataError when an answer differs from what follows the action."""
+    def retrace(self, response: Sequence[int]) -> Generator[str, Answer, Retraced]:
+        """Repeats the actions of a response [R] that is known: yields each, and is sent its answer. Raises DataError
+        when an answer differs from what follows the action."""
         mask, at = [True] * len(response), 0
         while True:
             end = next((k for k in range(at, len(response)) if response[k] in self._stop), len(response)) + 1
             if end >= len(response):
-                return mask
+                return Retraced(mask, response[at:])
             answer = yield self.text(response[at:end])
             if answer.done and set(response[end:]) <= self._stop - self.calls:
-                return mask  # a canonical solution has an end of sequence
+                return Retraced(mask, [])  # a canonical solution has an end of sequence
             reply = self.reply(response[end - 1], answer.messages)
             at = end + len(reply)
             if answer.done or list(response[end:at]) != reply:

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.config import RolloutConfig
 from core.environments.protocol import FIELD, Answer, digest
-from core.environments.turns import TurnTokens
+from core.environments.turns import Retraced, TurnTokens
 from core.environments.workers import Workers
 from core.errors import ConfigError, DataError
 from core.records import Flags, World
@@ -44,7 +44,7 @@ class _Asked:
     def about(self, items: Sequence[Item]) -> list[Item]:
         """Items with their worlds, in order."""
         found: dict[int, Item] = {}
-        at_of, past, waiting = dict[int, int](), dict[int, Generator[str, Answer, list[bool]]](), list(enumerate(items))
+        at_of, past, waiting = dict[int, int](), dict[int, Generator[str, Answer, Retraced]](), list(enumerate(items))
         waiting.reverse()
         while waiting or at_of:
             while waiting and len(at_of) < AT_ONCE:
@@ -77,9 +77,7 @@ class _Asked:
         world = replace(self._world(item), opening=digest(answer.messages))
         return replace(item, world=world, messages=said or item.messages)
 
-    def _repeated(
-        self, item: Item, past: Generator[str, Answer, list[bool]], answer: Answer
-    ) -> tuple[Item, str | None]:
+    def _repeated(self, item: Item, past: Generator[str, Answer, Retraced], answer: Answer) -> tuple[Item, str | None]:
         """The item, and the next action of its solution; None: it has been repeated, or cannot be."""
         try:
             if answer.error:
@@ -87,7 +85,7 @@ class _Asked:
             first = inspect.getgeneratorstate(past) == inspect.GEN_CREATED
             return item, next(past) if first else past.send(answer)
         except StopIteration as done:
-            mask: Flags = np.array(done.value, np.bool_)
+            mask: Flags = np.array(done.value.mask, np.bool_)
             return replace(item, solution_mask=mask), None
         except DataError:
             return replace(item, solution=None), None

@@ -302,3 +302,30 @@ def test_a_snapshot_stands_for_the_steps_before_it(engines: dict[bool, Any], tin
     assert {one.episode.repeated for one in rebuilt if one.episode} != {0}
     assert tokens(known) == tokens(rebuilt)
     assert {(one.episode.turns, one.episode.total) for one in known if one.episode} == {(3, 1.5)}
+
+
+@pytest.mark.parametrize("name", ["Echo", "Counter"])
+def test_an_action_that_begins_in_the_prefix_reaches_the_environment_whole(
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path, name: str
+) -> None:
+    """Starts of a user's source, inside a turn. The second time `Counter` has snapshots."""
+    update(engines[True], models.load(tiny_model(True)), 1)
+    opening = digest([{"role": "system", "content": "Count."}, {"role": "user", "content": "apples"}])
+    with run(engines[True], tmp_path, name) as here:
+        starts = [start(index, SILENT if name == "Echo" else opening) for index in range(8)]
+        whole = [one for one in here.rollouts(starts) if not here.turns._stop & set(one.tokens[:2].tolist())]
+        assert whole
+        acted, step = dict[int, str](), here.workers.step
+        here.workers.step = lambda number, action: acted.setdefault(number, action) and step(number, action)  # type: ignore[func-returns-value,method-assign]
+        for turn in range(2):
+            acted.clear()
+            again = [replace(one.start, id=f"{one.start.id}.{turn}", prefix_ids=one.tokens[:2]) for one in whole]
+            found = here.rollouts(again)
+            assert len(found) == len(whole)
+            expected = []
+            for one in found:
+                own = one.tokens.tolist()
+                if ends := [at for at, token in enumerate(own, 1) if token in here.turns._stop]:
+                    expected.append(here.turns.text([*one.start.prefix_ids.tolist(), *own[: ends[0]]]))
+            assert [acted[number] for number in sorted(acted)] == expected != []
+        assert not here.dropped

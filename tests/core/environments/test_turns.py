@@ -3,7 +3,7 @@
 import re
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from bench.tasks.calculator import Calculator
 from core.environments.protocol import Answer, Messages, load_environment
 from core.environments.served import Served
-from core.environments.turns import TurnTokens
+from core.environments.turns import Retraced, TurnTokens
 from core.errors import ConfigError, DataError
 from core.records import Finish, IntArray, Rollout, Start, World
 from tasks.synthetic.corpus import character_tokenizer
@@ -36,8 +36,8 @@ def calculator() -> TurnTokens:
     return TurnTokens(TOKENIZER, Calculator.ends, [EOS])
 
 
-def retraced(turns: TurnTokens, response: list[int]) -> list[bool]:
-    """The mask of a response by the calculator."""
+def retraced(turns: TurnTokens, response: list[int]) -> Retraced:
+    """A response, repeated with the calculator."""
     world, past = Calculator(), turns.retrace(response)
     try:
         action = next(past)
@@ -45,7 +45,7 @@ def retraced(turns: TurnTokens, response: list[int]) -> list[bool]:
             messages, reward, done, _ = world.step(action)
             action = past.send(Answer(messages, reward, done))
     except StopIteration as found:
-        return list(found.value)
+        return cast(Retraced, found.value)
 
 
 def chat_tokenizer(template: str = CHAT) -> Any:
@@ -68,11 +68,12 @@ def test_the_tokens_that_end_actions_and_what_follows_them() -> None:
 
 def test_a_whole_response_tells_which_tokens_were_answers() -> None:
     text = "[2*3=6]\n[6+4=10]\n#10"
-    own = retraced(calculator(), [*ids(text), EOS])
+    own = retraced(calculator(), [*ids(text), EOS]).mask
     assert [character for character, mine in zip(text, own, strict=False) if not mine] == [*"6]\n10]\n"]
     assert own[-1]
-    assert all(retraced(calculator(), ids("[2*3=")))
-    assert retraced(calculator(), ids("[2*3=6]\n")) == [True] * 5 + [False] * 3
+    assert all(retraced(calculator(), ids("[2*3=")).mask)
+    assert retraced(calculator(), ids("[2*3=6]\n")) == ([True] * 5 + [False] * 3, [])
+    assert retraced(calculator(), ids("[2*3=6]\n[6+")).rest == ids("[6+")
 
 
 @pytest.mark.parametrize(
