@@ -26,7 +26,8 @@ def preflight(config: Config, *, local: bool = False, offline: bool = False) -> 
 
 def check_configuration(config: Config) -> None:
     """Check the engines' options, and try what a user adds in Python. Raises ConfigError."""
-    check_options(rollout_settings(config.rollout, config.task), config.cluster.device)
+    device = choose_device(config.cluster, lambda: this_machine().gpus > 0)
+    check_options(rollout_settings(config.rollout, config.task), device)
     check_methods(config)
 
 

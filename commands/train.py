@@ -17,7 +17,7 @@ from core import PROGRAM
 from core.config import Config, task_title
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
-from core.load import FIELDS, dump_config, load_config, override, setting
+from core.load import FIELDS, OptionParser, dump_config, load_config, override, setting
 from core.plan import plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import RunConsole
@@ -78,7 +78,10 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
     """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its
     URI. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change,
     CheckpointError and StoreError for a checkpoint that this code cannot read."""
-    run = RunDirectory.open(download(place, override(Config(), options).run.root) if "://" in place else Path(place))
+    if "://" in place:  # its configuration, which the other options change, is there
+        root = [field for field in OptionParser().read(options).fields if field.startswith("--run.root=")]
+        place = str(download(place, override(Config(), root).run.root))
+    run = RunDirectory.open(Path(place))
     with checkpoint.one_line_if_full(run), run.lock():
         before = load_config(run.config)
         config = override(before, options)

@@ -1,12 +1,15 @@
 """What `check` and `train` find before anything expensive, by one function; rewards of a user that misbehave among
 it."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import launch
 from commands import train as commands
+from commands.preflight import check_configuration
 from core.config import Config
 from core.errors import ConfigError
 from core.load import override
@@ -69,3 +72,14 @@ def test_what_train_refuses_check_refuses_too(
             launch.main([command, "--task.name", "arithmetic", "--run.root", str(tmp_path), f"--{field}", value]) == 2
         )
         assert capsys.readouterr().err.startswith(f"error: {told}")
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_options_for_gpus_alone_follow_from_the_device_that_is_chosen(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/troubleshooting.md names `enforce_eager` without `cluster.device`, which is auto."""
+    monkeypatch.setattr("commands.preflight.this_machine", lambda: SimpleNamespace(gpus=gpus))
+    eager = override(Config(), ["--rollout.engine_options", '{"enforce_eager": true}'])
+    with nullcontext() if gpus else pytest.raises(ConfigError, match="it needs cluster.device cuda"):
+        check_configuration(eager)

@@ -152,6 +152,19 @@ def test_a_resumed_run_keeps_changed_fields(
     assert resumed == run.checkpoints / "000010"
 
 
+def test_options_of_a_resume_by_uri_change_the_configuration_that_is_there(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`learner.offload` contradicts the default of `learner.zero_stage`, not that of this run."""
+    run.config.write_text(dump_config(override(Config(), ["--run.iterations", "12", "--learner.zero_stage", "2"])))
+    asked, calls = list[Any](), list[Any]()
+    monkeypatch.setattr(commands, "download", lambda *given: asked.append(given) or run.path)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(commands, "_run", recorder(calls))
+    commands.resume("s3://b/mine", ["--run.root", "/data", "--learner.offload=true"])
+    assert asked == [("s3://b/mine", Path("/data"))]
+    assert calls[0][0].learner.offload
+
+
 def test_a_new_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_run", lambda *_: None)
     for given, kept in ((None, date.today()), (date(2024, 7, 26), date(2024, 7, 26))):

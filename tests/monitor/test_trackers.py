@@ -145,7 +145,9 @@ def test_a_tracker_that_fails_costs_its_own_numbers_alone(tmp_path: Path, capsys
         tracker.write(iteration(number))
     tracker.close()
     assert Away.seen == [1, 4]
-    line = "monitor.sinks: Away has failed (the server is away); the run goes on, and its own files have what is missing"
+    line = (
+        "monitor.sinks: Away has failed (the server is away); the run goes on, and its own files have what is missing"
+    )
     assert [told.startswith(line) for told in capsys.readouterr().out.splitlines()] == [True, True]  # 2, and the end
 
 
