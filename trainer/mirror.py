@@ -1,5 +1,5 @@
-"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system). Invariant: `latest` and `best` there name
-complete checkpoints: they are written last, and deleted before a checkpoint of their name is written again."""
+"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system). Invariant: `latest` and `best` there
+name complete checkpoints: they are written last, and deleted before a checkpoint of their name is written again."""
 
 import logging
 from contextlib import suppress

@@ -81,5 +81,5 @@ def test_options_for_gpus_alone_follow_from_the_device_that_is_chosen(
     """docs/troubleshooting.md names `enforce_eager` without `cluster.device`, which is auto."""
     monkeypatch.setattr("commands.preflight.this_machine", lambda: SimpleNamespace(gpus=gpus))
     eager = override(Config(), ["--rollout.engine_options", '{"enforce_eager": true}'])
-    with nullcontext() if gpus else pytest.raises(ConfigError, match="it needs cluster.device cuda"):
+    with nullcontext() if gpus else pytest.raises(ConfigError, match=r"it needs cluster\.device cuda"):
         check_configuration(eager)
