@@ -316,7 +316,12 @@ def test_an_action_that_begins_in_the_prefix_reaches_the_environment_whole(
         whole = [one for one in here.rollouts(starts) if not here.turns._stop & set(one.tokens[:2].tolist())]
         assert whole
         acted, step = dict[int, str](), here.workers.step
-        here.workers.step = lambda number, action: acted.setdefault(number, action) and step(number, action)  # type: ignore[func-returns-value,method-assign]
+
+        def act(episode_id: int, action: str) -> None:
+            acted.setdefault(episode_id, action)
+            step(episode_id, action)
+
+        here.workers.step = act  # type: ignore[method-assign]
         for turn in range(2):
             acted.clear()
             again = [replace(one.start, id=f"{one.start.id}.{turn}", prefix_ids=one.tokens[:2]) for one in whole]
