@@ -60,7 +60,7 @@ def outcome_of_each(
 
 
 def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -> Verdict:
-    """The verdict over all tests. `shown`: those that the prompt shows, which count only if it shows all."""
+    """The verdict over all tests. `shown`: those that the prompt shows; one that passes counts only if it shows all."""
     first = next(((i, one) for i, one in enumerate(outcomes) if not one.passed), None)
     if first is None:
         return Verdict(1.0, True)
@@ -70,7 +70,8 @@ def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -
     raised = [one for one in outcomes if one.raised]
     if len(raised) == len(outcomes):
         return Verdict(RAISES if graded else 0.0, False, f"run-time error: {raised[0].why}")
-    counted = [one for i, one in enumerate(outcomes) if i not in shown] or outcomes
+    shows_all = len(set(shown)) == len(outcomes)
+    counted = [one for i, one in enumerate(outcomes) if shows_all or i not in shown or not one.passed]
     share = 0.0 if config.reward == "all" else sum(one.passed for one in counted) / len(counted)
     passed = sum(one.passed for one in outcomes)
     why = f"passed {passed} of {len(outcomes)} tests; {'error in' if first[1].raised else 'failed'} {first[1].why}"

@@ -16,6 +16,8 @@ _FENCED = re.compile(
     r"^([ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)(?:^\1(?P=fence)|^([^\n`]*[^\s`~])(?P=fence)[ \t]*$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
+_FENCE_LINE = re.compile(r"^.*(?:`{3,}|~{3,}).*$", re.MULTILINE)
+_INDENTED = re.compile(r"(?:[ \t]*\n)*[ \t]+\S")
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _PYTHON = re.compile(r"\{?\.?(?:py\w*|ipython\w*|python\b.*|)\}?", re.IGNORECASE)  # of a fence; none may be Python, too
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*(?:0|['\"]/dev/stdin)|\bfileinput\b")
@@ -82,21 +84,34 @@ def program_of(response: str, record: Mapping[str, Any]) -> str:
     """The program in a response to a problem: of its blocks the last that compiles and, for tests that are read from
     standard input, reads it, or else defines a function that the tests call.
 
-    Where none does, the last Python block that defines something, that prints if this is asked, the last Python block,
-    the last block, or the whole response. Blocks of unit tests come after all others. `record`: the reference of the
-    problem (`tasks/code/formats.py`)."""
+    Where none does, the text between two fences does (`_between`). Else the last Python block that defines something,
+    that prints if this is asked, the last Python block, the last block, or the whole response. Blocks of unit tests
+    come after all others. `record`: the reference of the problem (`tasks/code/formats.py`)."""
     blocks = blocks_of(response)
     python = [block.code for block in blocks if _PYTHON.fullmatch(block.language)]
     programs = [code for code in python if not _TESTS.search(code)] or python
     choices = (
         [code for code in programs if _answers(code, record)],
         [code for code in python if _answers(code, record)],  # what is asked may be called test_...
+        _between(response, record),
         [code for code in programs if _DEFINES.search(code)],
         [code for code in programs if _PRINTS.search(code) and record["format"] == "script"],
         programs,
         [block.code for block in blocks],
     )
     return next((found[-1] for found in choices if found), response)
+
+
+def _between(response: str, record: Mapping[str, Any]) -> list[str]:
+    """The texts between fences, wherever these stand in their lines, that answer: a fence may be opened in the prompt,
+    or behind words, or closed with another indentation. Or else the first one that continues the problem's program."""
+    if not _FENCE_LINE.search(response):
+        return []
+    pieces = _FENCE_LINE.split(response)
+    found = [piece for piece in pieces if _answers(piece, record)]
+    if not found and (before := record.get("prompt")):
+        found = [piece for piece in pieces if _INDENTED.match(piece) and _tree(f"{before}\n{piece}") is not None][:1]
+    return [piece for piece in found if not _TESTS.search(piece)] or found
 
 
 def _answers(code: str, record: Mapping[str, Any]) -> bool:

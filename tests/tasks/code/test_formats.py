@@ -267,6 +267,7 @@ def test_grades() -> None:
     graded = [
         (grade([passed, failed, failed], [0], CodeConfig()), -0.3),  # the one that the prompt shows earns nothing
         (grade([passed, passed, failed], [0], CodeConfig()), -0.3 + 1.3 / 2),
+        (grade([failed, passed, passed], [0], CodeConfig()), -0.3 + 1.3 * 2 / 3),  # not all: that would be 1
         (grade([passed, failed], [0, 1], CodeConfig()), -0.3 + 1.3 / 2),  # the prompt shows all
         (grade([passed, raised], [], CodeConfig()), -0.3 + 1.3 / 2),
         (grade([passed, raised], [], CodeConfig(reward="all")), 0.0),

@@ -1,5 +1,6 @@
 """Programs that can no longer be parsed: the references of MBPP never are, and what follows mends nothing."""
 
+import ast
 import json
 import time
 from pathlib import Path
@@ -53,6 +54,35 @@ LINES = [
 )
 def test_programs_by_hand(response: str, broken: bool | None) -> None:
     assert cannot_be_parsed(response) is broken
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}",
+        "```python\n{}\n```",
+        " ```python\n{}\n```\nThis works.",
+        "{}\n```\nThis works.",  # opened in the prompt
+        "Here is the code: ```python\n{}\n```",
+        "```python\n{}\n    ```\nDone.",
+        "{}\n```\nTests:\n```python\nimport unittest\nclass T(unittest.TestCase):\n    pass\n```",
+    ],
+)
+def test_programs_between_any_fences(shared_data: Path, form: str) -> None:
+    for line in list((shared_data / "mbpp/mbpp.jsonl").open())[::8]:
+        row = json.loads(line)
+        code = row["code"].replace("\r\n", "\n").strip()
+        found = program_of(form.format(code), {"format": "asserts", "tests": row["test_list"]})
+        assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "more", ["```", "```\nThis adds one.\n", "```\n\nUsage:\n```python\nprint(f(1))\n```\n", "  ```\n"]
+)
+@pytest.mark.parametrize("before", ["", "Sure\n```python\n"])
+def test_a_fence_behind_what_continues_the_prompt(before: str, more: str) -> None:
+    record = {"format": "check", "entry": "f", "prompt": 'def f(x):\n    """Add one."""'}
+    assert program_of(f"{before}    return x + 1\n{more}", record).strip("\n") == "    return x + 1"
 
 
 def test_no_beginning_of_a_reference_is_broken(shared_data: Path) -> None:
