@@ -104,7 +104,9 @@ def gsm8k_answer(response: str) -> str | None:
 
 
 def _gsm8k_text(response: str) -> str | None:
-    text = hash_answer(response) or boxed_answer(response)
+    marks = response.rfind("####"), max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
+    boxed = boxed_answer(response)
+    text = boxed if boxed and marks[1] > marks[0] else hash_answer(response) or boxed  # #### may be a heading
     return text if text is None else gsm8k_value(text) or text
 
 
