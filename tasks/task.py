@@ -115,9 +115,7 @@ class Task:
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Judge the whole response (prefix and continuation) of every rollout. The order stays the same."""
-        texts = self.tokenizer.batch_decode(
-            [rollout.response_ids.tolist() for rollout in rollouts], skip_special_tokens=True
-        )
+        texts = [self.decode(rollout.response_ids) for rollout in rollouts]
         problems = [self._problems[rollout.start.problem_id] for rollout in rollouts]
         judged: dict[int, Rollout] = {}
         for label, source in self._sources.items():

@@ -174,7 +174,8 @@ class DataSetConfig(Section):
 
 class PartConfig(DataSetConfig):
     """One data set of several: of a mixture, or one that is only evaluated. A field that it leaves out has the value of
-    the task section; `split` and `problems` of one that is only evaluated do not: they are `test` and all rows."""
+    the task section; `split` and `problems` of one that is only evaluated do not: they are `test` and all rows (of
+    generated tasks and `verifiers` 256)."""
 
     label: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """What metrics and evaluations call this data set; empty: its task's name."""

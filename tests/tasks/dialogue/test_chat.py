@@ -1,8 +1,11 @@
 """Dialogues as messages and as tokens: what is learned is exactly what the assistant says."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers import decoders, models, normalizers, processors
@@ -10,12 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from core.config import Columns, TaskConfig
 from core.errors import DataError
+from core.parts.judge import Asks, Case
+from core.records import EMPTY, Finish, Problem, Rollout, Start, Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
-from tasks.kinds import read_dialogue
+from tasks.kinds import find_kind, read_dialogue
 from tasks.limits import TokenLimits
-from tasks.problems import Items, LeftOut, Tokenizer, encode_problems, load_items
+from tasks.problems import Items, LeftOut, Split, Tokenizer, encode_problems, load_items
 from tasks.synthetic.corpus import END, character_tokenizer
+from tasks.task import JudgedSource, Task
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 TURNS = "\n\nHuman: Hi\n\nAssistant: Hello.\nYou?\n\nHuman: Fine\n\nAssistant: Good"
@@ -209,4 +215,19 @@ def test_blanks_at_the_beginning_of_a_response_stay() -> None:
     anchor = chat.anchor_of(llama)
     assert llama.decode([2, 5]) == "   return"
     assert llama.decode([*anchor, 2, 5]).removeprefix(llama.decode(anchor)) == "    return"
+    seen = list[str]()
+
+    class Seeing:
+        asks = Asks()
+
+        def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+            seen.extend(case.response for case in cases)
+            return [Verdict(0.0, False) for _ in cases]
+
+    problem, ids = Problem("p", np.array([4], np.int32), "reference"), np.array([2, 5], np.int32)
+    judged = {"": JudgedSource(1.0, find_kind("humaneval"), cast(Any, Seeing()))}
+    task = Task(judged, Split([problem], [], LeftOut(0, 0), []), TokenLimits(9, 9), llama, "", {}, {})
+    start, none = Start("s", "p", problem.prompt_ids, EMPTY, 1, 0), np.zeros(2, np.int32)
+    task.judge([Rollout(start, 0, ids, none.astype(np.float32), none, Finish.STOP)])
+    assert seen == ["    return"]  # a line of Python
     assert chat.anchor_of(character_tokenizer(PRINTABLE)) == []
