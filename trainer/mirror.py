@@ -65,6 +65,8 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
     for path in run.path.iterdir():
         if not path.name.startswith(".") and path not in (run.checkpoints, run.replay):
             _copy(here, str(path), store, f"{root}/{path.name}")
+    if not run.policy.exists() and store.get_file_info(f"{root}/policy").type == FileType.Directory:
+        store.delete_dir(f"{root}/policy")  # the run had finished, and goes on
     for name in POINTERS if checkpoints else ():
         if (run.checkpoints / name).exists():
             _copy(here, str(run.checkpoints / name), store, f"{root}/checkpoints/{name}")

@@ -15,7 +15,7 @@ class Retraced(NamedTuple):
     """What is known of a response [R] once its actions were repeated."""
 
     mask: list[bool]  # [R] which tokens are the policy's
-    rest: Sequence[int]  # its last tokens, of an action that has not ended
+    rest: Sequence[int]  # its last tokens, of an action that is not answered
 
 
 class TurnTokens:

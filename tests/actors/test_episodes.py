@@ -308,7 +308,7 @@ def test_a_snapshot_stands_for_the_steps_before_it(engines: dict[bool, Any], tin
 def test_an_action_that_begins_in_the_prefix_reaches_the_environment_whole(
     engines: dict[bool, Any], tiny_model: Get, tmp_path: Path, name: str
 ) -> None:
-    """Starts of a user's source, inside a turn. The second time `Counter` has snapshots."""
+    """Starts of a user's source, inside the first turn."""
     update(engines[True], models.load(tiny_model(True)), 1)
     opening = digest([{"role": "system", "content": "Count."}, {"role": "user", "content": "apples"}])
     with run(engines[True], tmp_path, name) as here:

@@ -113,6 +113,12 @@ def test_the_best_checkpoint_comes_with_a_later_one_if_its_own_copy_failed(
     saved(tmp_path / "here", 5, 10)
     assert upload(run, s3, "000010") == f"; copied to {s3}"
     assert files(RunDirectory(download(f"{s3}/mine", tmp_path / "there"))) == files(run)
+    run.policy.mkdir()
+    (run.policy / "config.json").write_text("{}")
+    upload(run, s3)
+    shutil.rmtree(run.policy)  # a finished run goes on
+    upload(run, s3)
+    assert not RunDirectory(download(f"{s3}/mine", tmp_path / "later")).policy.exists()
     shutil.rmtree(run.checkpoints / "000005")  # by hand: `best` names nothing, and counts as none
     assert upload(run, s3, "000010") == f"; copied to {s3}"
 
