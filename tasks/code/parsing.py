@@ -24,6 +24,7 @@ _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*(?:0|['\"]/dev/stdin)
 _PRINTS = re.compile(r"\bprint\s*\(|\bstdout\b")
 _TESTS = re.compile(r"\b(?:unittest|pytest|doctest)\b|^[ \t]*def test_?\w*\(", re.MULTILINE)
 _CALLED = re.compile(r"[A-Za-z_]\w*(?=\s*\()")
+_MOST_FENCES = 40  # that are looked at, where no block answers
 _LONGEST = 50_000
 """A longer program is not parsed."""
 _CODE = re.compile(r"(?:[ \t]*\n)*(?:(?:async +def|def|class) +\w+ *[(:]|import +\w|from +[\w.]+ +import\b|@\w)")
@@ -39,7 +40,8 @@ def cannot_be_parsed(response: str) -> bool | None:
     >>> [cannot_be_parsed(text) for text in ("def f(x:\n", "def f(x]:\n", "def f(x):\n", "Here it is:\n")]
     [False, True, False, None]
     """
-    programs = [block.code for block in blocks_of(response) if _DEFINES.search(block.code)]
+    blocks = [block for block in blocks_of(response) if _DEFINES.search(block.code)]
+    programs = [block.code for block in blocks if block.language or _CODE.match(block.code)]  # others may be prose
     if "```" not in response and _CODE.match(response):
         programs = [response]
     return any(map(_broken, programs)) if programs else None
@@ -93,6 +95,7 @@ def program_of(response: str, record: Mapping[str, Any]) -> str:
     choices = (
         [code for code in programs if _answers(code, record)],
         [code for code in python if _answers(code, record)],  # what is asked may be called test_...
+        [code for code in python if _continues(code, record)],
         _between(response, record),
         [code for code in programs if _DEFINES.search(code)],
         [code for code in programs if _PRINTS.search(code) and record["format"] == "script"],
@@ -107,11 +110,16 @@ def _between(response: str, record: Mapping[str, Any]) -> list[str]:
     or behind words, or closed with another indentation. Or else the first one that continues the problem's program."""
     if not _FENCE_LINE.search(response):
         return []
-    pieces = _FENCE_LINE.split(response)
+    pieces = _FENCE_LINE.split(response, maxsplit=_MOST_FENCES)
     found = [piece for piece in pieces if _answers(piece, record)]
-    if not found and (before := record.get("prompt")):
-        found = [piece for piece in pieces if _INDENTED.match(piece) and _tree(f"{before}\n{piece}") is not None][:1]
+    found = found or [piece for piece in pieces if _continues(piece, record)][:1]
     return [piece for piece in found if not _TESTS.search(piece)] or found
+
+
+def _continues(code: str, record: Mapping[str, Any]) -> bool:
+    """Whether it goes on with the program that is the problem's prompt (HumanEval)."""
+    before = record.get("prompt")
+    return bool(before and _INDENTED.match(code)) and _tree(f"{before}\n{code}") is not None
 
 
 def _answers(code: str, record: Mapping[str, Any]) -> bool:

@@ -104,9 +104,10 @@ def gsm8k_answer(response: str) -> str | None:
 
 
 def _gsm8k_text(response: str) -> str | None:
-    marks = response.rfind("####"), max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
-    boxed = boxed_answer(response)
-    text = boxed if boxed and marks[1] > marks[0] else hash_answer(response) or boxed  # #### may be a heading
+    hashed, boxed = hash_answer(response), boxed_answer(response)
+    later = max(response.rfind(r"\boxed"), response.rfind(r"\fbox")) > response.rfind("####")
+    heading = later and boxed is not None and (rational(boxed) is not None or gsm8k_value(boxed) is not None)
+    text = boxed if heading else hashed or boxed
     return text if text is None else gsm8k_value(text) or text
 
 
@@ -133,8 +134,8 @@ def _judge(gold: str, answer: str | None, form: str) -> Verdict:
 
 
 def verify_gsm8k(reference: str, response: str) -> Verdict:
-    r"""Judge the text after the last `####`, or if there is none the last `\boxed{}` (chat models prefer it). Words,
-    units and currency around its one number do not count."""
+    r"""Judge the text after the last `####`, or the last `\boxed{}` (chat models prefer it) if it has a value and comes
+    later. Words, units and currency around its one number do not count."""
     answer = _gsm8k_text(response)
     gold, value = rational(reference), None if answer is None else rational(answer)
     digits = sum(character.isdigit() for character in reference)

@@ -35,8 +35,10 @@ _OPERATES = re.compile(
 _BLANKS = re.compile(r"(?<![0-9.]) | (?![0-9.])")
 _INSIDE_NUMBER = re.compile(r"(?<=[0-9])(?:\s+|[.,:/])(?=[0-9])")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
-_COMMAND = re.compile(r"\\(?:text|operatorname|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+")
-_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")  # an answer has no degree signs any more
+_OF_NUMBERS = re.compile(  # functions that `expression` lacks; an answer has no degree signs any more
+    r"\\(?:gcd|max|min|(?:operatorname|text|mathrm)\{(?:gcd|lcm|max|min)\})\([-0-9.,]+\)"
+    r"|\\lfloor-?[0-9.]+\\rfloor|\\lceil-?[0-9.]+\\rceil|\\(?:sin|cos|tan|cot|sec|csc)\(?-?[0-9.]+\)?"
+)
 _LONGEST = 2000  # most characters of an answer that is taken apart; longer ones are compared as texts
 
 
@@ -89,12 +91,14 @@ def _says_value(equation: Equation) -> bool:
     r"""Whether an equation says the value of what was asked: `x = 9`, `f(2) = 9`, `2 + 7 = 9`, `\gcd(18, 27) = 9` do;
     `2x = 9` and `10 = 9` do not."""
     name = equation.name
-    if equation.assigns or not re.search(r"[0-9]", re.sub(r"[\^_]\{?[0-9]+\}?", "", name)):
+    if (
+        equation.assigns
+        or not re.search(r"[0-9]", re.sub(r"[\^_]\{?[0-9]+\}?", "", name))
+        or _OF_NUMBERS.fullmatch(name)
+    ):
         return True
-    if re.search("[a-zA-Z]", _COMMAND.sub("", name)):
-        return False
-    left = None if _OF_DEGREES.search(name) else expression(name)
-    return left is None or all(_same_form(Single(name), part) for part in equation.parts)
+    left = expression(name)
+    return left is not None and all(_same_form(Single(name), part) for part in equation.parts)
 
 
 def _same_curve(gold: Equation, answer: Equation) -> bool:

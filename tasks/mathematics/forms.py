@@ -59,7 +59,7 @@ _OPTION = re.compile(
 )  # of a question with several answers
 _BETWEEN = re.compile(r"(<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z]))")
 _SYMBOL = re.compile(
-    r"\\?[a-zA-Z]+(?:_\{?[a-zA-Z0-9]+\}?)?'?|[a-zA-Z](?:'*|\^\{-1\})\([-a-zA-Z0-9,]+\)|"
+    r"\\?[a-zA-Z]+(?:_\{?[a-zA-Z0-9]+\}?)?'?|[a-zA-Z](?:'*|\^\{-1\})\(-?[a-zA-Z0-9]+(?:,-?[a-zA-Z0-9]+)*\)|"
     r"\\text\{[a-zA-Z ]+\}|\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)"
 )
 _REALS = re.compile(

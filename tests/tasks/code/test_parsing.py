@@ -85,6 +85,16 @@ def test_a_fence_behind_what_continues_the_prompt(before: str, more: str) -> Non
     assert program_of(f"{before}    return x + 1\n{more}", record).strip("\n") == "    return x + 1"
 
 
+def test_of_several_blocks_that_continue_the_prompt_the_last_counts() -> None:
+    record = {"format": "check", "entry": "f", "prompt": 'def f(x):\n    """Add one."""'}
+    tries = "Try:\n```python\n    return x + 2\n```\nNo:\n```python\n    return x + 1\n```\n"
+    assert program_of(tries, record).strip("\n") == "    return x + 1"
+
+
+def test_prose_behind_a_fence_that_the_prompt_opens_is_no_program() -> None:
+    assert cannot_be_parsed("def f(x):\n    return x\n```\nclass methods are fine.\n") is None
+
+
 def test_no_beginning_of_a_reference_is_broken(shared_data: Path) -> None:
     """Over a quarter of them here; it holds for all 974."""
     for line in list((shared_data / "mbpp/mbpp.jsonl").open())[::4]:

@@ -37,6 +37,7 @@ from tasks.mathematics.values import number, rational
         ("#### Step 1,080: Add\n\\boxed{2}", False),
         ("\\boxed{2}\n#### 1080", True),
         ("#### 1080\n\\boxed{", True),
+        ("#### 1080\nI put it in \\boxed format.", True),
         ("#### 1_080", True),
         ("#### 1_080.00 dollars", True),
         ("#### 1_0805", False),
