@@ -21,6 +21,7 @@ from tasks.problems import (
     load_items,
     prompt_digest,
     prompt_form,
+    question_digest,
     read_items,
     solution_of,
     split_items,
@@ -155,7 +156,7 @@ def task_items(config: TaskConfig, seed: int) -> Items:
             if prompt_digest(example.prompt) in kept_out:
                 raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
     train = {
-        source.label: [item for item in part.train if prompt_digest(item.prompt) not in kept_out]
+        source.label: [item for item in part.train if question_digest(item) not in kept_out]
         for source, part, _ in parts
     }
     for source, part, _ in parts:
@@ -231,7 +232,7 @@ def _read(kind: TaskKind, config: TaskConfig, seed: int, *, held_out: bool) -> t
 
 
 def _digests(items: Sequence[Item]) -> frozenset[str]:
-    return frozenset(prompt_digest(item.prompt) for item in items)
+    return frozenset(map(question_digest, items))
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
@@ -251,8 +252,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
         elif kind.puzzle is not None or data.path:
             items += task_items(data, seed).evaluation
     texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
-    texts |= {item.messages[0].content for item in items if len(item.messages) == 1}
-    return frozenset(map(prompt_digest, texts))
+    return frozenset(map(prompt_digest, texts)) | _digests(items)
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:

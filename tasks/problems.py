@@ -127,6 +127,14 @@ def prompt_digest(text: str) -> str:
     ).hexdigest()
 
 
+def question_digest(item: Item) -> str:
+    """The digest by which held-out prompts are known: that of the question alone if only a system message is before
+    it, so that rows with and without one are the same."""
+    asked = [message for message in item.messages if message.role != "system"]
+    alone = len(asked) == 1 and asked[0].role == "user"
+    return prompt_digest(asked[0].content if alone else item.prompt)
+
+
 def text_of(row: Row, column: str, field: str, where: str) -> str:
     """The stripped text in a column; a prompt may be messages. Raises DataError when it is empty or not text."""
     place = f"{where}: column {column!r} (task.columns.{field})"
@@ -150,8 +158,11 @@ def _cell(value: object, place: str) -> str:
 
 
 def solution_of(row: Row, columns: Columns, where: str) -> str | None:
-    """The canonical solution of a row; None if no column is configured for it. Raises DataError as `text_of`."""
-    return None if columns.solution is None else text_of(row, columns.solution, "solution", where)
+    """The canonical solution of a row; None if it has none, or no column is configured. Raises DataError as
+    `text_of`."""
+    if columns.solution is None or row[columns.solution] in (None, ""):
+        return None
+    return text_of(row, columns.solution, "solution", where)
 
 
 def level_of(row: Row, columns: Columns) -> str:
@@ -184,7 +195,12 @@ def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[Prom
 
 
 def _slots(template: str, columns: Collection[str]) -> list[re.Match[str]]:
-    return [slot for slot in _SLOT.finditer(template) if slot[2] in columns or (slot[2] or "").isidentifier()]
+    return [slot for slot in _SLOT.finditer(template) if _names(slot[2] or "", columns)]
+
+
+def _names(slot: str, columns: Collection[str]) -> bool:
+    """Whether braces name a column, rightly or wrongly, or a field in one."""
+    return slot in columns or slot.isidentifier() or ("." in slot and slot.partition(".")[0] in columns)
 
 
 def _fill(template: str, texts: Mapping[str, str]) -> str:
@@ -289,7 +305,8 @@ def split_items(
         kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
         kept_out = {prompt_digest(item.prompt): item for item in evaluation}
-    train = [item for key, item in reversed(unique.items()) if key not in kept_out]
+    asked = {question_digest(item) for item in kept_out.values()}
+    train = [item for item in reversed(unique.values()) if question_digest(item) not in asked]
     if items and not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
     return (

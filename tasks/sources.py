@@ -165,13 +165,15 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         files = sorted(folder / file for file in below if not any(part.startswith(".") for part in file.parts))
     if not files:
         raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that contains some")
-    named = [
-        file for file in files if file.name.startswith(split) or (file.parent != folder and file.parent.name == split)
-    ]
+    named = _named(files, split) or [file for file in files if file.parent != folder and file.parent.name == split]
     places = sorted({str(file.parent.relative_to(folder)) for file in named or files})
     if len(places) > 1:  # several folders are subsets, which are different data sets
         raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
-    if not named and len(files) > 1 and any(file.name.startswith(("train", "test", "valid")) for file in files):
+    if (
+        not named
+        and len(files) > 1
+        and any(re.search(r"(?:^|[-_.])(?:train|test|val|dev)", file.name) for file in files)
+    ):
         raise DataError(
             f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or "
             "task.eval_split"
@@ -179,11 +181,29 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     return named or files
 
 
+def _named(files: Sequence[Path], split: str) -> list[Path]:
+    """The files whose name is that of a split, perhaps with words before and numbers behind; else those that begin
+    with it, if they are of one data set. Raises DataError if they are not (train_prefs, train_sft)."""
+    stems = {file: file.name[: file.name.rindex(_format(file))] for file in files}
+    own = re.compile(rf"(?:.*[-_.])?{re.escape(split)}(?:[-_. ]?[0-9].*)?")
+    if found := [file for file in files if own.fullmatch(stems[file])]:
+        return found
+    found = [file for file in files if stems[file].startswith(split)]
+    kinds = sorted({re.sub(r"[-_. ]?[0-9].*", "", stems[file]) for file in found})
+    if len(kinds) > 1:
+        raise DataError(
+            f"{found[0].parent}: several data sets of split {split!r}: {', '.join(kinds)}; set task.split to one"
+        )
+    return found
+
+
 def _load_file(file: Path) -> Sequence[Row | BadRow]:
     reader = READERS.get(_format(file))
     if reader is None:
         kind = file.suffix.removeprefix(".")
         how = f"; {_conversion(file, kind)}" if kind in _CONVERSIONS else ""
+        if kind == "json" and _has_lines(file):
+            how = f"; its lines are objects: rename it to {file.stem}.jsonl"
         raise DataError(
             f"{file}: cannot read {file.suffix or 'files without a suffix'}; use .jsonl, .jsonl.gz or .parquet{how}"
         )
@@ -193,6 +213,15 @@ def _load_file(file: Path) -> Sequence[Row | BadRow]:
         raise DataError(f"{file}: not a readable gzip file ({first_line(error)}); restore it") from None
     except OSError as error:
         raise DataError(f"{file}: {error.strerror or error}; give an existing .jsonl or .parquet file") from None
+
+
+def _has_lines(file: Path) -> bool:
+    """Whether a .json file has an object per line, as `Dataset.to_json` writes it."""
+    try:
+        with file.open("rb") as lines:
+            return all(isinstance(json.loads(line), dict) for line in (lines.readline(), lines.readline()))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _read_jsonl(file: Path) -> list[Row | BadRow]:
@@ -249,7 +278,10 @@ _CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin
 
 def _conversion(file: Path, kind: str) -> str:
     """How to make lines of JSON of a file in another format."""
-    code = f"import csv, json, sys; [print(json.dumps(row)) for row in {_CONVERSIONS[kind]}]"
+    code = (
+        "import csv, json, sys; sys.stdin.reconfigure(encoding='utf-8-sig'); "
+        f"[print(json.dumps(row)) for row in {_CONVERSIONS[kind]}]"
+    )
     old, new = (shlex.quote(str(path)) for path in (file, file.with_name(f"{file.stem}-lines.jsonl")))
     read = f"gunzip -c {old} |" if file.suffix == ".gz" else f"cat {old} |"
     return f'convert it: {read} python -c "{code}" > {new}'
@@ -259,6 +291,9 @@ def _check_lines(file: Path, data: bytes) -> None:
     """Raises DataError, with the way to convert it, for a JSON array or CSV where lines of JSON are expected."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{file}: UTF-16; save it as UTF-8")
+    for mark, kind, suffix in ((b"\x1f\x8b", "gzip", ".jsonl.gz"), (b"PAR1", "Parquet", ".parquet")):
+        if data.startswith(mark):
+            raise DataError(f"{file}: a {kind} file; rename it to {file.stem}{suffix}")
     first, _, rest = data.lstrip().partition(b"\n")
     if first.startswith(b"["):
         with suppress(ValueError, RecursionError):
@@ -274,7 +309,12 @@ def _read_parquet(file: Path) -> list[Row]:
 
     with file.open("rb") as handle:
         try:
-            rows: list[Row] = pyarrow.parquet.read_table(handle).to_pylist()
+            table = pyarrow.parquet.read_table(handle)
+            for at, field in enumerate(table.schema):
+                if pyarrow.types.is_float32(field.type):  # by way of text: 0.1, not 0.10000000149
+                    texts = table[at].cast(pyarrow.string())
+                    table = table.set_column(at, field.name, texts.cast(pyarrow.float64()))
+            rows: list[Row] = table.to_pylist()
         except (pyarrow.ArrowException, ValueError) as error:  # damaged text is a UnicodeDecodeError
             raise DataError(f"{file}: not a readable Parquet file ({first_line(error)}); restore it") from None
     return rows

@@ -101,7 +101,8 @@ def plain_number(value: object) -> float | None:
 def _verl(case: Case) -> dict[str, Any]:
     """What verl's reward manager passes; the row's own gold answer may be more than a text."""
     row = case.columns
-    truth = (row.get("reward_model") or {}).get("ground_truth", case.reference)
+    model = row.get("reward_model")
+    truth = model.get("ground_truth", case.reference) if isinstance(model, Mapping) else case.reference
     values = {"data_source": row.get("data_source", ""), "extra_info": row.get("extra_info") or {}}
     return {**row, **values, "solution_str": case.response, "ground_truth": truth}
 

@@ -134,6 +134,8 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
     for text in (r"\boxed{answer} {prompt}", r"\frac{a}{b} x^{n} {1, 2} {prompt}", "{{prompt}}"):
         assert rendered(tokenizer, text, "q") == text.replace("{prompt}", "q")
     assert rendered(tokenizer, "as {{key}}: {prompt}", "q") == "as {key}: q"
+    with pytest.raises(ConfigError, match=r"names \{extra\.question\}, which is no column"):
+        prompt_form(TaskConfig(template="{prompt} {extra.question}"), ("extra", "prompt"))
     with pytest.raises(ConfigError, match=r"task\.template = 'Q:'"):
         prompt_form(TaskConfig(template="Q:"))
 

@@ -54,6 +54,46 @@ def test_a_directory_gives_the_files_of_the_split(tmp_path: Path) -> None:
     assert "no file of split 'validation'" in message(tmp_path, "validation")
 
 
+@pytest.mark.parametrize(
+    ("files", "split", "read"),
+    [
+        (["gsm8k_train", "gsm8k_test"], "train", [0]),
+        (["gsm8k_train", "gsm8k_test"], "test", [1]),
+        (["train", "train_val"], "train", [0]),
+        (["train_0", "train_1", "test"], "train", [0, 1]),
+        (["train-part1", "train-part2", "test"], "train", [0, 1]),
+        (["train_prefs-00000-of-1", "train_sft-00000-of-1"], "train_prefs", [0]),
+        (
+            ["train_prefs-00000-of-1", "train_sft-00000-of-1"],
+            "train",
+            "of split 'train': train_prefs, train_sft; set task",
+        ),
+        (["gsm8k_train", "gsm8k_test"], "validation", "no file of split 'validation'"),
+    ],
+)
+def test_files_of_other_splits_stay_out(tmp_path: Path, files: list[str], split: str, read: list[int] | str) -> None:
+    for number, name in enumerate(files):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"question": str(number)}])
+    if isinstance(read, str):
+        assert read in message(tmp_path, split)
+    else:
+        assert load_rows(str(tmp_path), split) == [{"question": str(number)} for number in read]
+
+
+def test_a_file_with_another_name_than_its_content_is_told_its_own(tmp_path: Path) -> None:
+    (tmp_path / "lines.json").write_text('{"question": "1"}\n{"question": "2"}\n')
+    assert message(tmp_path / "lines.json").endswith("its lines are objects: rename it to lines.jsonl")
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"question": "1"}\n'))
+    assert message(tmp_path / "packed.jsonl").endswith("a gzip file; rename it to packed.jsonl.gz")
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "table.jsonl")
+    assert message(tmp_path / "table.jsonl").endswith("a Parquet file; rename it to table.parquet")
+
+
+def test_short_floats_are_the_numbers_that_were_written(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"answer": pa.array([0.1, 2.3, None], pa.float32())}), tmp_path / "a.parquet")
+    assert load_rows(str(tmp_path / "a.parquet"), "train") == [{"answer": 0.1}, {"answer": 2.3}, {"answer": None}]
+
+
 def test_a_split_may_be_a_slice_of_files_too(tmp_path: Path) -> None:
     rows = [{"question": str(number)} for number in range(20)]
     file = write_jsonl(tmp_path / "train.jsonl", rows)
