@@ -16,7 +16,7 @@ from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.parts.judge import Asks
 from core.records import Flags, Problem, World
-from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages, text_ids
+from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, question_of, read_messages, text_ids
 from tasks.limits import AskedLimits, TokenLimits, chosen_limits, prompt_room
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
@@ -128,11 +128,8 @@ def prompt_digest(text: str) -> str:
 
 
 def question_digest(item: Item) -> str:
-    """The digest by which held-out prompts are known: that of the question alone if only a system message is before
-    it, so that rows with and without one are the same."""
-    asked = [message for message in item.messages if message.role != "system"]
-    alone = len(asked) == 1 and asked[0].role == "user"
-    return prompt_digest(asked[0].content if alone else item.prompt)
+    """The digest by which held-out prompts are known, with and without a system message."""
+    return prompt_digest(question_of(item.messages) or item.prompt)
 
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
@@ -158,8 +155,7 @@ def _cell(value: object, place: str) -> str:
 
 
 def solution_of(row: Row, columns: Columns, where: str) -> str | None:
-    """The canonical solution of a row; None if it has none, or no column is configured. Raises DataError as
-    `text_of`."""
+    """The canonical solution of a row, if it has one. Raises DataError as `text_of`."""
     if columns.solution is None or row[columns.solution] in (None, ""):
         return None
     return text_of(row, columns.solution, "solution", where)
@@ -195,12 +191,9 @@ def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[Prom
 
 
 def _slots(template: str, columns: Collection[str]) -> list[re.Match[str]]:
-    return [slot for slot in _SLOT.finditer(template) if _names(slot[2] or "", columns)]
-
-
-def _names(slot: str, columns: Collection[str]) -> bool:
-    """Whether braces name a column, rightly or wrongly, or a field in one."""
-    return slot in columns or slot.isidentifier() or ("." in slot and slot.partition(".")[0] in columns)
+    """What names a column, rightly or wrongly, or a field in one."""
+    found = [(slot, slot[2] or "") for slot in _SLOT.finditer(template)]
+    return [slot for slot, name in found if name.isidentifier() or {name, name.partition(".")[0]} & {*columns}]
 
 
 def _fill(template: str, texts: Mapping[str, str]) -> str:

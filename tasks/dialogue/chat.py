@@ -64,6 +64,12 @@ def _from_object(turn: object, where: str) -> Message:
     return Message(turn["role"], turn["content"])
 
 
+def question_of(messages: Messages) -> str:
+    """The question, if nothing but system messages is beside it; else an empty text."""
+    asked = [message for message in messages if message.role != "system"]
+    return asked[0].content if len(asked) == 1 and asked[0].role == "user" else ""
+
+
 def dialogue_text(messages: Sequence[Message]) -> str:
     """The dialogue as a text of turns that ends with an open turn of the assistant; `read_messages` reads it."""
     return f"{_turns(messages)}\n\nAssistant:"
