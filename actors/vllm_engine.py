@@ -56,7 +56,7 @@ class VllmEngine(Engine):
             if config.tensor_parallel == 1:
                 alone(str(current_platform.dist_backend))
             self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, AssertionError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
             raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
         self._extra = setup.sampling_extras(config.sampling_options, config.max_response_tokens, self._engine)

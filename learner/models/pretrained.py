@@ -218,6 +218,12 @@ def _quiet() -> Iterator[None]:
 
 def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:
     """Raises ModelError unless all layers are attention over prefix trees, and engines take the weights of a policy."""
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        raise ModelError(
+            f"model.path {path}: its weights are quantised ({method}); only plain ones are trained: name the model "
+            "without quantisation"
+        )
     found = _get_model_class(config, kind._model_mapping) if type(config) in kind._model_mapping else None
     if found is None:
         return  # `_pretrained` says so
@@ -229,6 +235,8 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None
         why = "transformers cannot exchange its attention"
     elif other:
         why = f"it has layers of {', '.join(sorted(other))}"
+    elif getattr(text, "kv_lora_rank", None) is not None:
+        why = "its keys and values are compressed (MLA)"
     elif getattr(text, "attn_logit_softcapping", None) is not None:
         why = "attn_logit_softcapping bounds its attention scores"
     elif "s_aux=" in code:

@@ -1,5 +1,6 @@
 """Finds the model at a path, and checks model, tokenizer and data before anything expensive starts."""
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def _read(kind: Any, path: str, field: str, failure: str = "cannot read the mode
     try:
         wrong = wrong_field(PretrainedConfig.get_config_dict(path, **options)[0]) if kind is AutoConfig else ""
         if not wrong:
-            return kind.from_pretrained(path, **options)
+            return kind.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # the readers raise many unrelated types; all mean that the files cannot be used
         remedy = "" if Path(path).exists() else f"; {NO_FOLDER}"
         raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}{remedy}") from error
@@ -259,7 +260,7 @@ def weights_size(folder: Path) -> int | None:
     from safetensors import SafetensorError, safe_open
 
     total = 0
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         try:
             with safe_open(file, "np") as tensors:
                 names = tensors.keys()  # a safetensors handle is no mapping
@@ -269,6 +270,18 @@ def weights_size(folder: Path) -> int | None:
                 f"{file}: unreadable weights: {first_line(error)}; copy or download the file again"
             ) from error
     return total
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers loads; others may lie beside them (`consolidated.safetensors`)."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        try:
+            named = sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: cannot be read ({first_line(error)}); copy or download it again") from error
+        return named
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def check_value_model(path: str, policy: str) -> None:

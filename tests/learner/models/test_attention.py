@@ -201,6 +201,8 @@ REFUSED = [
     ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
     ("gpt_oss", {}, "sinks"),
     ("llama4_text", {}, "chunked_attention"),
+    ("deepseek_v2", {}, "compressed"),
+    ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised \(gptq\)"),
     ("mixtral", {}, "the weights of its experts"),
     ("ernie4_5_moe", {}, "the weights of its experts"),
     ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv"),

@@ -1,6 +1,7 @@
 """Model and tokenizer checks on real (tiny) files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_no_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"safetensors"):
         inspect_model(str(tmp_path))
+
+
+def test_weights_that_lie_twice_in_a_folder_count_once(tmp_path: Path) -> None:
+    """As Mistral's do; they are not loaded."""
+    folder = save_model(tmp_path)
+    once = inspect_model(str(folder)).parameters
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    assert inspect_model(str(folder)).parameters == once
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert inspect_model(str(folder)).parameters == once
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"index\.json: cannot be read"):
+        inspect_model(str(folder))
 
 
 def test_torn_weights(tmp_path: Path) -> None:
