@@ -36,7 +36,7 @@ class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
     def start_weight_update(self) -> None:
         """Give the layers their checkpoint layout back (a plain `load_weights` fails on prepacked CPU layers)."""
         self._expected = {name for name, _ in self.model.named_parameters()}
-        if self.device.type == "cpu":  # vLLM 0.32 packs experts only while they have no kernel, so the last one goes
+        if self.device.type == "cpu":  # vLLM 0.32 packs experts only where they have no kernel yet
             for module in self.model.modules():
                 method = getattr(module, "quant_method", None)
                 if getattr(method, "moe_kernel", None) is not None:

@@ -12,6 +12,7 @@ from core.errors import ConfigError, DataError
 from core.sections.registry import find, names
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
+from tasks.held_out import held_out_digests, not_held_out, split_items
 from tasks.problems import (
     Item,
     Items,
@@ -21,10 +22,8 @@ from tasks.problems import (
     load_items,
     prompt_digest,
     prompt_form,
-    question_digest,
     read_items,
     solution_of,
-    split_items,
     text_of,
 )
 from tasks.sources import BadRow, BadRowsError, Row, read_rows
@@ -150,15 +149,14 @@ def task_items(config: TaskConfig, seed: int) -> Items:
     left_out = LeftOut(
         sum(part.left_out.duplicates for _, part, _ in parts), bad_rows=tuple(row for _, rows in bad for row in rows)
     )
-    kept_out = frozenset().union(*(prompts for _, _, prompts in parts), *(_digests(items) for _, items, _ in shown))
+    kept_out = frozenset().union(
+        *(prompts for _, _, prompts in parts), *(held_out_digests(items, items) for _, items, _ in shown)
+    )
     for source in sources:
         for example in source.config.examples:
             if prompt_digest(example.prompt) in kept_out:
                 raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
-    train = {
-        source.label: [item for item in part.train if question_digest(item) not in kept_out]
-        for source, part, _ in parts
-    }
+    train = {source.label: not_held_out(part.train, kept_out) for source, part, _ in parts}
     for source, part, _ in parts:
         label = source.label
         if part.train and not train[label]:
@@ -188,7 +186,8 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
     if bad and config.bad_rows == "refuse":
         return Items([], [], LeftOut(bad_rows=tuple(bad))), frozenset()
     train, evaluation, duplicates = split_items(config, items, rows)
-    return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), _digests(rows or evaluation)
+    held_out = held_out_digests(rows or evaluation, rows or items)
+    return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), held_out
 
 
 def check_trained(config: TaskConfig) -> None:
@@ -231,10 +230,6 @@ def _read(kind: TaskKind, config: TaskConfig, seed: int, *, held_out: bool) -> t
     return read_items(config, kind.read, path or config.path, rows, answers=bool(kind.verifier))
 
 
-def _digests(items: Sequence[Item]) -> frozenset[str]:
-    return frozenset(map(question_digest, items))
-
-
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError. Each prompt
     has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
@@ -252,7 +247,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
         elif kind.puzzle is not None or data.path:
             items += task_items(data, seed).evaluation
     texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
-    return frozenset(map(prompt_digest, texts)) | _digests(items)
+    return frozenset(map(prompt_digest, texts)) | held_out_digests(items, items)
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:

@@ -16,7 +16,7 @@ from core.config import Columns, FewShot, TaskConfig, every_source, task_sources
 from core.errors import ConfigError, DataError
 from core.parts.judge import Asks
 from core.records import Flags, Problem, World
-from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, question_of, read_messages, text_ids
+from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages, text_ids
 from tasks.limits import AskedLimits, TokenLimits, chosen_limits, prompt_room
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
@@ -125,11 +125,6 @@ def prompt_digest(text: str) -> str:
     return hashlib.blake2b(
         " ".join(text.casefold().split()).encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
-
-
-def question_digest(item: Item) -> str:
-    """The digest by which held-out prompts are known, with and without a system message."""
-    return prompt_digest(question_of(item.messages) or item.prompt)
 
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
@@ -276,37 +271,6 @@ def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers
     if bad and config.bad_rows == "refuse":
         raise BadRowsError(bad)
     return items
-
-
-def split_items(
-    config: TaskConfig, items: list[Item], evaluation: list[Item] | None
-) -> tuple[list[Item], list[Item], int]:
-    """Training items, evaluation items (disjoint by prompt text) and the number of duplicates dropped.
-
-    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every
-    run, for any seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems`
-    items are evaluated. Raises DataError when of the training items none is left.
-    """
-    unique = {prompt_digest(item.prompt): item for item in reversed(items)}
-    kept_out: dict[str, Item]
-    if evaluation is None:
-        if config.eval_problems >= len(unique):
-            raise DataError(
-                f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave "
-                "none to train on; lower it or set task.eval_path"
-            )
-        kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
-    else:
-        kept_out = {prompt_digest(item.prompt): item for item in evaluation}
-    asked = {question_digest(item) for item in kept_out.values()}
-    train = [item for item in reversed(unique.values()) if question_digest(item) not in asked]
-    if items and not train:
-        raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
-    return (
-        train[: config.problems],
-        list(kept_out.values())[: config.eval_problems],
-        len(items) - len(unique),
-    )
 
 
 def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:

@@ -29,6 +29,7 @@ ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
 """Where verl and TRL have the gold answer."""
 QUESTIONS = ("question", "problem")
 """Where GSM8K and MATH have the question."""
+_SPLIT = re.compile(r"(?:^|[-_.])(?:train|test|val|dev)")  # in the name of a file
 _SLICE = re.compile(r"[^\[]*\[(-?[0-9]+%?)?:(-?[0-9]+%?)?\]")
 
 
@@ -169,11 +170,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     places = sorted({str(file.parent.relative_to(folder)) for file in named or files})
     if len(places) > 1:  # several folders are subsets, which are different data sets
         raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
-    if (
-        not named
-        and len(files) > 1
-        and any(re.search(r"(?:^|[-_.])(?:train|test|val|dev)", file.name) for file in files)
-    ):
+    if not named and len(files) > 1 and any(_SPLIT.search(file.name) for file in files):
         raise DataError(
             f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or "
             "task.eval_split"

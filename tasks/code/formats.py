@@ -52,7 +52,7 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         raise DataError(f"{place} defines no function check(candidate); fix or delete the row")
     solution = None
-    if solution_of(row, columns, where) is not None and columns.solution is not None:
+    if columns.solution is not None and solution_of(row, columns, where):
         # it may continue the prompt: keep its indentation
         solution = row[columns.solution].replace("\r\n", "\n").strip("\n")
     record = {"format": "check", "prompt": prompt, "tests": [check], "entry": entry}

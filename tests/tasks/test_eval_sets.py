@@ -149,26 +149,3 @@ def test_mistakes_are_one_line(tmp_path: Path, sets: list[dict[str, Any]], told:
         read()
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("where", ["eval_path", "eval_sets"])
-def test_a_held_out_question_is_known_with_and_without_a_system_message(
-    tmp_path: Path, where: str, turned: bool
-) -> None:
-    """Rows as verl has them, and the same questions as plain text. Two are not held out."""
-    answers = [{"answer": "#### 1"}] * 5
-    plain = [{"question": f"{number}?", **one} for number, one in enumerate(answers)]
-    asked = [[{"role": "system", "content": "Think."}, {"role": "user", "content": f" {n}? "}] for n in range(5)]
-    system = [{"question": messages, **one} for messages, one in zip(asked, answers, strict=True)]
-    learned, held_out = (plain, system) if turned else (system, plain)
-    path, other = write(tmp_path / "train.jsonl", learned), write(tmp_path / "test.jsonl", held_out[:3])
-    columns = {"prompt": "question", "answer": "answer"}
-    fields: dict[str, Any] = {"name": "gsm8k", "path": path, "columns": columns, "eval_problems": 1}
-    fields |= {where: other if where == "eval_path" else [{"label": "exam", "path": other}]}
-    config = TaskConfig.model_validate(fields)
-    items = task_items(config, 0)
-    assert items.train
-    assert all("3?" in item.prompt or "4?" in item.prompt for item in items.train)
-    known = evaluation_prompts(config, 0)
-    assert [prompt_digest(f"{number}?") in known for number in range(3)] == [True, True, True]

@@ -23,7 +23,6 @@ from tasks.problems import (
     load_items,
     prompt_form,
     render_item,
-    split_items,
 )
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.synthetic.corpus import character_tokenizer
@@ -33,46 +32,6 @@ CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 
 def items(count: int) -> list[Item]:
     return [Item(f"question {i}", str(i), solution=f"#### {i}") for i in range(count)]
-
-
-def test_held_out_prompts_do_not_depend_on_the_order_and_never_train() -> None:
-    config = TaskConfig(name="gsm8k", path="x", eval_problems=7)
-    train, evaluation, duplicates = split_items(config, [*items(40), *items(3)], None)
-    again, evaluation_again, _ = split_items(config, items(40)[::-1], None)
-    assert (len(train), len(evaluation), duplicates) == (33, 7, 3)
-    assert {item.prompt for item in evaluation} == {item.prompt for item in evaluation_again}
-    assert {item.prompt for item in train} == {item.prompt for item in again}
-    assert not {item.prompt for item in train} & {item.prompt for item in evaluation}
-
-
-def test_a_held_out_prompt_in_another_layout_is_not_trained_on() -> None:
-    evaluation = [Item("How many apples?", "3")]
-    rows = [Item("how many\n  APPLES?", "3"), Item("How many pears?", "3"), Item("How  many pears?", "3")]
-    train, held, duplicates = split_items(TaskConfig(name="gsm8k", path="x", eval_path="y"), rows, evaluation)
-    assert ([item.prompt for item in train], held, duplicates) == (["How many pears?"], evaluation, 1)
-
-
-def test_training_rows_that_are_evaluation_prompts_are_dropped() -> None:
-    config = TaskConfig(name="gsm8k", path="x", eval_problems=100)
-    train, evaluation, _ = split_items(config, items(10), items(4))
-    assert [item.prompt for item in train] == [f"question {i}" for i in range(4, 10)]
-    assert len(evaluation) == 4
-    few = config.model_copy(update={"eval_problems": 2})  # of the four: the others are not trained on either
-    train, evaluation, _ = split_items(few, items(10), items(4))
-    assert [item.prompt for item in train] == [f"question {i}" for i in range(4, 10)]
-    assert [item.prompt for item in evaluation] == ["question 0", "question 1"]
-    with pytest.raises(DataError, match="evaluation prompt"):
-        split_items(config, items(4), items(10))
-
-
-def test_holding_out_everything_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"task\.eval_problems = 10 of 10"):
-        split_items(TaskConfig(name="gsm8k", path="x", eval_problems=10), items(10), None)
-
-
-def test_problems_bounds_the_training_rows() -> None:
-    train, _, _ = split_items(TaskConfig(name="gsm8k", path="x", eval_problems=2, problems=5), items(40), None)
-    assert len(train) == 5
 
 
 def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
