@@ -185,7 +185,8 @@ def check_model_and_data(config: Config) -> str:
         task.close()
         from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
 
-        check_trainable(path, bool(config.learner.lora_rank))
+        value_path = model_folder(config.learner.value_path, "learner.value_path")
+        check_trainable(path, bool(config.learner.lora_rank), value_path)
         config, notes = chosen(config, task, info)
         model = (
             f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "

@@ -33,6 +33,7 @@ from trainer.local import single_process
 from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
 from trainer.mirror import download, upload
 from trainer.model.automatic import recorded
+from trainer.model.gguf import model_folder
 from trainer.model.needs import critic
 from trainer.session import Outputs, Schedule, Session, run_session
 
@@ -187,7 +188,8 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         starting = stack.enter_context(closing(Starting(run, waiting)))
         from learner.models.pretrained import check_trainable  # imported here, because it takes seconds
 
-        check_trainable(model_path, bool(config.learner.lora_rank))
+        value_path = model_folder(config.learner.value_path, "learner.value_path")
+        check_trainable(model_path, bool(config.learner.lora_rank), value_path)
         model = stack.enter_context(build.open_task(config, model_path))
         chosen = model.config
         write_versions(run)

@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -136,9 +137,10 @@ def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) 
 def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> ValueModel:
     """The critic: a pretrained trunk and a head of zeros, or a reward model's trunk and its score as the head. Adapters
     are added to the trunk only; the head is trained fully. Raises ModelError as `load_policy`."""
-    if not is_reward_model(read_config(path)):
-        return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora))
-    reward = _load(AutoModelForSequenceClassification, "a reward model", path, dtype, None)
+    kind = critic_class(read_config(path))
+    if kind is AutoModel:
+        return ValueModel(_load(kind, "the critic's trunk", path, dtype, lora))
+    reward = _load(kind, "a reward model", path, dtype, None)
     trunk, score = reward.base_model, reward.get_submodule("score")
     if lora is not None:
         add_adapters(trunk, lora)
@@ -147,10 +149,13 @@ def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -
     return value
 
 
-def is_reward_model(config: PretrainedConfig) -> bool:
-    """Whether a model is a sequence classifier with one label, whose score reads the last hidden state."""
-    names = config.architectures or []
-    return config.num_labels == 1 and any(name.endswith("ForSequenceClassification") for name in names)
+def critic_class(config: PretrainedConfig) -> Any:
+    """What a critic is loaded as: a classifier of sequences or tokens with one label, whose score reads the last hidden
+    states (a reward model; verl's critics), or else a trunk."""
+    name = next(iter(config.architectures or []), "") if config.num_labels == 1 else ""
+    if name.endswith("ForSequenceClassification"):
+        return AutoModelForSequenceClassification
+    return AutoModelForTokenClassification if name.endswith("ForTokenClassification") else AutoModel
 
 
 def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None) -> PreTrainedModel:
@@ -178,28 +183,38 @@ def make_savable(model: PreTrainedModel) -> None:
         model.generation_config = GenerationConfig(**known)
 
 
-def check_trainable(path: str | Path, lora: bool) -> None:
+def check_trainable(path: str | Path, lora: bool, critic: str = "") -> None:
     """Raises ModelError as `load_policy` for a model that the learner does not support, or not with adapters (`lora`),
-    and for weights of a folder that are not those of its config.json; no weights are read."""
-    config = read_config(path)
-    _check_layers(AutoModelForCausalLM, config, path)
+    and for weights of a folder that are not those of its config.json; no weights are read. `critic`: the model of
+    learner.value_path, if there is one."""
+    model = _without_weights(AutoModelForCausalLM, path, "model.path")
+    if lora:
+        add_adapters(model, Lora(rank=1, alpha=1))
+    if critic:
+        _without_weights(critic_class(read_config(critic, "learner.value_path")), critic, "learner.value_path")
+
+
+def _without_weights(kind: Any, path: str | Path, field: str) -> PreTrainedModel:
+    """A model whose weights are there and fit, on no device. Raises ModelError that names `field`."""
+    config = read_config(path, field)
+    _check_layers(kind, config, path, field)
     options: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model: PreTrainedModel
     try:
         if Path(path).is_dir():
             with _quiet():
-                model, found = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+                model, found = kind.from_pretrained(path, config=config, **options)
         else:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
+                model = kind.from_config(config)
             found = {"missing_keys": (), "mismatched_keys": ()}
-    except Exception as error:  # whatever a model's class raises for a wrong number
-        raise ModelError(f"model.path {path}: config.json makes no model: {first_line(error)}") from error
+    except Exception as error:  # whatever a model's class raises for a wrong number, or for a folder without weights
+        raise ModelError(f"{field} {path}: cannot be loaded: {first_line(error)}") from error
     wrong = [f"{name} is {list(have)}, not {list(want)}" for name, have, want in sorted(found["mismatched_keys"])]
     wrong += [f"{name} is missing" for name in sorted(found["missing_keys"])]  # transformers would leave it random
     if wrong:
-        raise ModelError(f"model.path {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
-    if lora:
-        add_adapters(model, Lora(rank=1, alpha=1))
+        raise ModelError(f"{field} {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
+    return model
 
 
 @contextmanager
@@ -216,12 +231,13 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None:
-    """Raises ModelError unless all layers are attention over prefix trees, and engines take the weights of a policy."""
+def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path, field: str = "model.path") -> None:
+    """Raises ModelError that names `field`, unless all layers are attention over prefix trees, and engines take the
+    weights of a policy."""
     if quantised := getattr(config, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
         raise ModelError(
-            f"model.path {path}: its weights are quantised ({method}); only plain ones are trained: name the model "
+            f"{field} {path}: its weights are quantised ({method}); only plain ones are trained: name the model "
             "without quantisation"
         )
     found = _get_model_class(config, kind._model_mapping) if type(config) in kind._model_mapping else None
@@ -243,13 +259,13 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path) -> None
         why = "its attention has sinks"
     if why:
         raise ModelError(
-            f"model.path {path}: {found.__name__} cannot be trained: {why}, and the learner reads prefix trees by an "
+            f"{field} {path}: {found.__name__} cannot be trained: {why}, and the learner reads prefix trees by an "
             "attention of its own; choose another model (docs/sizing.md)"
         )
     # that bias is a buffer, or has another name; no engine reads a critic
     if kind is AutoModelForCausalLM and (config.model_type in _RENAMED or "e_score_correction_bias" in code):
         raise ModelError(
-            f"model.path {path}: {found.__name__} cannot be trained: vLLM does not take the weights of its experts as "
+            f"{field} {path}: {found.__name__} cannot be trained: vLLM does not take the weights of its experts as "
             "transformers has them; choose another model (docs/sizing.md)"
         )
 
@@ -270,18 +286,18 @@ def recompute_activations(module: PolicyModel | ValueModel) -> None:
     module.train()
 
 
-def read_config(path: str | Path) -> PretrainedConfig:
+def read_config(path: str | Path, field: str = "model.path") -> PretrainedConfig:
     """The model's configuration without dropout. Raises ModelError if it is unreadable or changes logits after lm_head."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"model.path {path}: no readable config.json: {first_line(error)}") from error
+        raise ModelError(f"{field} {path}: no readable config.json: {first_line(error)}") from error
     for name, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
         if name in _OUTPUT_TRANSFORMS and value not in (None, 1.0):
             raise ModelError(
-                f"model.path {path}: {name}={value} changes the logits after lm_head, which the learner does not; choose "
+                f"{field} {path}: {name}={value} changes the logits after lm_head, which the learner does not; choose "
                 "another model (docs/sizing.md)"
             )
     return config

@@ -2,16 +2,24 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen2ForSequenceClassification
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    OPTConfig,
+    Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
+)
 
 from core.errors import ModelError
 from learner.models.adapters import Lora
 from learner.models.attention import Line, line_on
-from learner.models.pretrained import load_policy, load_shared, load_value, recompute_activations
+from learner.models.pretrained import check_trainable, load_policy, load_shared, load_value, recompute_activations
 from learner.packing.micro_batches import Row, micro_batch
 
 ROWS = [
@@ -102,30 +110,52 @@ def test_the_values_of_a_shared_trunk_alone_do_not_read_the_language_model_head(
     assert [name for name, p in model.named_parameters() if p.grad is not None] == ["head.weight", "head.bias"]
 
 
-def reward_model(path: Path, tiny: Path) -> Qwen2ForSequenceClassification:
+def reward_model(
+    path: Path, tiny: Path, kind: type[Qwen2ForSequenceClassification | Qwen2ForTokenClassification]
+) -> Qwen2ForSequenceClassification | Qwen2ForTokenClassification:
     config = AutoConfig.from_pretrained(tiny)
     config.num_labels, config.pad_token_id = 1, 0
     torch.manual_seed(9)
-    reward = Qwen2ForSequenceClassification(config)
+    reward = kind(config)
     torch.nn.init.normal_(reward.score.weight)
     reward.save_pretrained(path)
     return reward.eval()
 
 
+@pytest.mark.parametrize("kind", [Qwen2ForSequenceClassification, Qwen2ForTokenClassification])
 @pytest.mark.parametrize("lora", [None, Lora(2, 4)])
 def test_a_critic_from_a_reward_model_begins_with_its_scores(
-    tiny_model: Callable[[bool], Path], tmp_path: Path, lora: Lora | None
+    tiny_model: Callable[[bool], Path], tmp_path: Path, lora: Lora | None, kind: Any
 ) -> None:
-    reward = reward_model(tmp_path, tiny_model(True))
+    """verl saves its critics as classifiers of tokens."""
+    reward = reward_model(tmp_path, tiny_model(True), kind)
+    check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
     value = load_value(tmp_path, torch.float32, lora)
     tokens = np.array([3, 4, 5, 6], dtype=np.int32)
     found = value(line([Row(tokens, 1)]))  # of the states after 3; 3, 4; 3, 4, 5
     for length in (1, 2, 3):
         ids = torch.from_numpy(tokens[:length].astype(np.int64))[None]
-        torch.testing.assert_close(found[length - 1], reward(input_ids=ids).logits[0, 0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found[length - 1], reward(input_ids=ids).logits.flatten()[-1], atol=1e-6, rtol=1e-5)
     assert value.head.weight.requires_grad
     assert value.head.weight.shape == (1, 32)
     assert any("lora" in name for name, _ in value.trunk.named_parameters()) == (lora is not None)
+
+
+def test_a_critic_whose_weights_have_other_names_is_refused(tiny_model: Callable[[bool], Path], tmp_path: Path) -> None:
+    """transformers would begin with random ones."""
+    reward_model(tmp_path, tiny_model(True), Qwen2ForSequenceClassification)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    for wrong in (
+        {f"pretrained_model.{name}": weight for name, weight in weights.items()},
+        {name: weight for name, weight in weights.items() if name != "score.weight"},
+    ):
+        save_file(wrong, file, {"format": "pt"})
+        with pytest.raises(ModelError, match=r"learner\.value_path .* weights are not those of config\.json"):
+            check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
+    file.unlink()
+    with pytest.raises(ModelError, match=r"learner\.value_path .*: cannot be loaded"):
+        check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
 
 
 def test_the_head_of_a_bf16_critic_computes_in_fp32(tiny_model: Callable[[bool], Path]) -> None:
