@@ -334,3 +334,41 @@ def test_an_action_that_begins_in_the_prefix_reaches_the_environment_whole(
                     expected.append(here.turns.text([*one.start.prefix_ids.tolist(), *own[: ends[0]]]))
             assert [acted[number] for number in sorted(acted)] == expected != []
         assert not here.dropped
+
+
+def test_an_action_that_begins_in_the_second_turn_of_the_prefix_reaches_the_environment_whole(
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+) -> None:
+    """The first turn is repeated, and its actions end where they did."""
+    update(engines[True], models.load(tiny_model(True)), 1)
+    with run(engines[True], tmp_path) as here:
+        again, second = list[Start](), dict[str, tuple[int, int]]()
+        for one in here.rollouts([start(index, samples=4) for index in range(8)]):
+            answered = np.flatnonzero(~one.generated)
+            if not answered.size:
+                continue
+            end = int(answered[0])
+            inside = end + int(np.flatnonzero(one.generated[end:])[0])
+            # nothing is answered to some turns, and the next one must not be over yet
+            if here.turns._stop & {*one.tokens[: end - 1].tolist(), int(one.tokens[inside])}:
+                continue
+            name = f"{one.start.id}.{one.sample}"
+            again.append(replace(one.start, id=name, samples=1, prefix_ids=one.tokens[: inside + 1]))
+            second[name] = end, inside
+        assert again
+        acted, step = dict[int, list[str]](), here.workers.step
+
+        def act(episode_id: int, action: str) -> None:
+            acted.setdefault(episode_id, []).append(action)
+            step(episode_id, action)
+
+        here.workers.step = act  # type: ignore[method-assign]
+        expected = []
+        for one in here.rollouts(again):
+            tokens, (end, inside) = [*one.start.prefix_ids.tolist(), *one.tokens.tolist()], second[one.start.id]
+            stops = [at for at in range(inside, len(tokens)) if tokens[at] in here.turns._stop]
+            actions = [tokens[:end], *([tokens[inside : stops[0] + 1]] if stops else [])]
+            expected.append([here.turns.text(action) for action in actions])
+        assert sorted(actions[:2] for actions in acted.values()) == sorted(expected)
+        assert {len(actions) for actions in expected} >= {2}
+        assert not here.dropped
