@@ -43,7 +43,7 @@ For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a b
 | `replay.imitated` 0, `algorithm.positive_coefficient` 0 | no sure gain with a pretrained model, and they take time ([method.md](method.md#defaults)) |
 | `replay.exclude_wrong` false | undecided on sums (0.2 points, -4.2 to 4.7, over both; six seed indices, commit 736e15c) |
 | `replay.canonical` false | a gain over PPO on [few hard sums](results.md#few-hard-problems), less than that of supervised training |
-| the other `replay.*`, `algorithm.normalise` | measured on generated tasks ([method.md](method.md#defaults)) |
+| the other `replay.*` | [method.md](method.md#defaults) |
 """
 
 

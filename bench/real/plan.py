@@ -62,7 +62,7 @@ PAIRS = (
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
     ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"),
-    ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"),
+    ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"), ("replayed_imitate", "ppo"),
 )  # fmt: skip
 """Arms that are compared, the first minus the second. They differ in one thing."""
 

@@ -19,10 +19,10 @@ class ReplayConfig(Section):
     docs/method.md, Defaults."""
     schedule: ReplaySchedule = "unsolved"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
-    the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
+    the share of fresh problems of which every sample fails. Why: docs/method.md, Defaults."""
     fill: bool = True
     """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the
-    iteration is smaller. Measured: docs/method.md, Defaults."""
+    iteration is smaller. Why: docs/method.md, Defaults."""
     ranking: Annotated[str, AfterValidator(one_of(names("replay.ranking"), "class"))] = Field(
         "learnability",
         description=f"How the store ranks states: {', '.join(names('replay.ranking'))} (formulas in replay/rankings/), "
