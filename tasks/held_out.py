@@ -3,7 +3,7 @@
 Invariant: no layout of a held-out question is trained on: neither other blanks and cases, nor a system message that one
 side alone has."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Set
 
 from core.config import TaskConfig
@@ -13,13 +13,28 @@ from tasks.problems import Item, prompt_digest
 
 
 def held_out_digests(items: Iterable[Item], rows: Iterable[Item]) -> frozenset[str]:
-    """Digests of the prompts of held-out `items`, and of their questions without system messages. Of `rows`, the data
-    set that they are from, only one prompt may ask such a question: "Summarise the text." is told apart by what the
-    system message says."""
-    asked = Counter(question_of(row.messages) for row in {row.prompt: row for row in rows}.values())
-    texts = {item.prompt for item in items}
-    texts |= {question for item in items if asked[question := question_of(item.messages)] == 1}
-    return frozenset(map(prompt_digest, texts - {""}))
+    """Digests of the prompts of held-out `items`, also in their templates, and of their questions without system
+    messages. `rows`: what tells questions from instructions, the data set and what is held out of it."""
+    instructions = _instructions(rows)
+    texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
+    texts |= {question_of(item.messages) for item in items} - instructions
+    return frozenset(map(prompt_digest, texts)) - {prompt_digest("")}
+
+
+def _instructions(rows: Iterable[Item]) -> frozenset[str]:
+    """Questions such as "Summarise the text.", of which only the system message says what they are about: it recurs
+    less often than they do."""
+    systems, questions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for row in rows:
+        if question := question_of(row.messages):
+            system = "\n".join(message.content for message in row.messages if message.role == "system")
+            systems[question].add(system)
+            questions[system].add(question)
+    return frozenset(
+        question
+        for question, found in systems.items()
+        if "" not in found and len(found) > max(len(questions[system]) for system in found)
+    )
 
 
 def not_held_out(items: Iterable[Item], digests: Set[str]) -> list[Item]:
@@ -51,7 +66,7 @@ def split_items(
         kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
         kept_out = {prompt_digest(item.prompt): item for item in evaluation}
-    train = not_held_out(reversed(unique.values()), held_out_digests(kept_out.values(), evaluation or items))
+    train = not_held_out(reversed(unique.values()), held_out_digests(kept_out.values(), [*items, *(evaluation or ())]))
     if items and not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
     return (

@@ -149,8 +149,9 @@ def task_items(config: TaskConfig, seed: int) -> Items:
     left_out = LeftOut(
         sum(part.left_out.duplicates for _, part, _ in parts), bad_rows=tuple(row for _, rows in bad for row in rows)
     )
+    learned = [item for _, part, _ in parts for item in part.train]
     kept_out = frozenset().union(
-        *(prompts for _, _, prompts in parts), *(held_out_digests(items, items) for _, items, _ in shown)
+        *(prompts for _, _, prompts in parts), *(held_out_digests(items, [*items, *learned]) for _, items, _ in shown)
     )
     for source in sources:
         for example in source.config.examples:
@@ -186,7 +187,7 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
     if bad and config.bad_rows == "refuse":
         return Items([], [], LeftOut(bad_rows=tuple(bad))), frozenset()
     train, evaluation, duplicates = split_items(config, items, rows)
-    held_out = held_out_digests(rows or evaluation, rows or items)
+    held_out = held_out_digests(rows or evaluation, [*items, *(rows or ())])
     return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), held_out
 
 
@@ -234,20 +235,23 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError. Each prompt
     has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
     rows of `eval_path` are included, not only `eval_problems`. Empty without data."""
-    items: list[Item] = []
+    digests = frozenset[str]()
     for one in evaluation_sets(config):
-        found, bad = _set_items(one.config, seed)
+        items, bad = _set_items(one.config, seed)
         if bad and one.config.bad_rows == "refuse":
             raise BadRowsError(bad)
-        items += found
+        digests |= held_out_digests(items, items)
     for source in task_sources(config):
         kind, data = find_kind(source.config.name), source.config
         if kind.read is not None and kind.rows is None and data.eval_path:
-            items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=bool(kind.verifier))
+            items = load_items(data, kind.read, data.eval_path, data.eval_split, answers=bool(kind.verifier))
+            digests |= held_out_digests(items, items)
         elif kind.puzzle is not None or data.path:
-            items += task_items(data, seed).evaluation
-    texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
-    return frozenset(map(prompt_digest, texts)) | held_out_digests(items, items)
+            part, held_out = _source_items(data, seed)
+            if part.left_out.bad_rows and data.bad_rows == "refuse":
+                raise BadRowsError(part.left_out.bad_rows)
+            digests |= held_out or held_out_digests(part.evaluation, part.evaluation)
+    return digests
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import DataError
-from tasks.dialogue.chat import Message, dialogue_text
+from tasks.dialogue.chat import Message, dialogue_text, question_of
 from tasks.held_out import split_items
 from tasks.kinds import evaluation_prompts, task_items
 from tasks.problems import Item, prompt_digest
@@ -78,6 +78,50 @@ def test_a_held_out_question_is_known_with_and_without_a_system_message(
     assert [prompt_digest(f"{number}?") in known for number in range(3)] == [True, True, True]
 
 
+def dialogues(system: str, count: int) -> list[Item]:
+    """The same questions under a system message."""
+    asked = [(Message("system", system), Message("user", f"{number}?")) for number in range(count)]
+    return [Item(dialogue_text(messages), "1", messages=messages) for messages in asked]
+
+
+def test_a_question_under_several_system_messages_is_held_out_under_all() -> None:
+    """Each system message has several questions."""
+    config, plain = TaskConfig(name="gsm8k", path="x", eval_path="y"), [Item(f"{number}?", "1") for number in range(6)]
+    both = [*dialogues("Think.", 3), *dialogues("Be brief.", 3)]
+    for held_out in (both, dialogues("Think.", 3), [*dialogues("Think.", 3), Item("0?", "1")]):
+        for rows in (plain, dialogues("Guess.", 6), [*plain, *dialogues("Guess.", 6)]):
+            train, _, _ = split_items(config, rows, held_out)
+            asked = {question_of(item.messages) or item.prompt for item in train}
+            assert asked == {"3?", "4?", "5?"}
+    train, held, _ = split_items(TaskConfig(name="gsm8k", path="x", eval_problems=2), [*both, *plain], None)
+    asked, gone = ({question_of(item.messages) or item.prompt for item in some} for some in (train, held))
+    assert not asked & gone
+
+
+def test_a_question_without_words_holds_nothing_else_out() -> None:
+    messages = (Message("system", "Solve 1+1."), Message("user", " "))
+    held_out = [Item(dialogue_text(messages), "2", messages=messages)]
+    train, _, _ = split_items(TaskConfig(name="gsm8k", path="x", eval_path="y"), items(4), held_out)
+    assert len(train) == 4
+
+
+def test_the_prompts_of_two_evaluation_sets_are_known_apart(tmp_path: Path) -> None:
+    """They ask the same under different system messages."""
+    columns, sets = {"prompt": "question", "answer": "answer"}, []
+    for system in ("Think.", "Be brief."):
+        rows = [
+            {"question": [{"role": "system", "content": system}, {"role": "user", "content": f"{n}?"}], "answer": "1"}
+            for n in range(3)
+        ]
+        sets.append({"label": system[:2], "path": write(tmp_path / f"{system[:2]}.jsonl", rows), "columns": columns})
+    path = write(tmp_path / "train.jsonl", [{"question": f"{n}?", "answer": "1"} for n in range(5)])
+    config = TaskConfig.model_validate(
+        {"name": "gsm8k", "path": path, "columns": columns, "eval_problems": 1, "eval_sets": sets}
+    )
+    known = evaluation_prompts(config, 0)
+    assert all(prompt_digest(f"{number}?") in known for number in range(3))
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_one_question_about_many_texts_is_held_out_with_its_text(given: bool) -> None:
     """The system message has the text."""
@@ -86,6 +130,7 @@ def test_one_question_about_many_texts_is_held_out_with_its_text(given: bool) ->
         messages = (Message("system", text), Message("user", "Summarise the text."))
         rows.append(Item(dialogue_text(messages), "", messages=messages))
     config = TaskConfig(name="prompts", path="x", eval_path="y" if given else "", eval_problems=2)
-    train, held, _ = split_items(config, rows, rows[:3] if given else None)
-    assert (len(train), len(held)) == (3 if given else 4, 2)
-    assert not {item.prompt for item in train} & {item.prompt for item in held}
+    for count in (3, 1):
+        train, held, _ = split_items(config, rows, rows[:count] if given else None)
+        assert (len(train), len(held)) == (6 - count if given else 4, min(count, 2) if given else 2)
+        assert not {item.prompt for item in train} & {item.prompt for item in held}
