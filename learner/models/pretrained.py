@@ -33,6 +33,7 @@ CHUNK_LOGITS = 2**27
 """Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
 _RENAMED = ("minimax_m2", "mixtral", "phimoe")
 """Model types whose experts have other names in transformers than vLLM takes in a broadcast."""
+_NO_SCORE = "has no linear head with one label; name another critic"
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -141,7 +142,9 @@ def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -
     if kind is AutoModel:
         return ValueModel(_load(kind, "the critic's trunk", path, dtype, lora))
     reward = _load(kind, "a reward model", path, dtype, None)
-    trunk, score = reward.base_model, reward.get_submodule("score")
+    trunk, score = reward.base_model, _score(reward)
+    if score is None:
+        raise ModelError(f"learner.value_path {path}: {type(reward).__name__} {_NO_SCORE}")
     if lora is not None:
         add_adapters(trunk, lora)
     value = ValueModel(trunk)
@@ -156,6 +159,12 @@ def critic_class(config: PretrainedConfig) -> Any:
     if name.endswith("ForSequenceClassification"):
         return AutoModelForSequenceClassification
     return AutoModelForTokenClassification if name.endswith("ForTokenClassification") else AutoModel
+
+
+def _score(reward: PreTrainedModel) -> torch.nn.Linear | None:
+    """The head of a classifier with one label, if it is one linear layer, whatever its class calls it."""
+    head = getattr(reward, "score", None) or getattr(reward, "classifier", None)
+    return head if isinstance(head, torch.nn.Linear) and head.out_features == 1 else None
 
 
 def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None) -> PreTrainedModel:
@@ -191,11 +200,15 @@ def check_trainable(path: str | Path, lora: bool, critic: str = "") -> None:
     if lora:
         add_adapters(model, Lora(rank=1, alpha=1))
     if critic:
-        _without_weights(critic_class(read_config(critic, "learner.value_path")), critic, "learner.value_path")
+        kind = critic_class(read_config(critic, "learner.value_path"))
+        model = _without_weights(kind, critic, "learner.value_path", heads=("score.", "classifier.", "v_head."))
+        if kind is not AutoModel and _score(model) is None:
+            raise ModelError(f"learner.value_path {critic}: {type(model).__name__} {_NO_SCORE}")
 
 
-def _without_weights(kind: Any, path: str | Path, field: str) -> PreTrainedModel:
-    """A model whose weights are there and fit, on no device. Raises ModelError that names `field`."""
+def _without_weights(kind: Any, path: str | Path, field: str, heads: tuple[str, ...] = ()) -> PreTrainedModel:
+    """A model whose weights are there and fit, on no device. Raises ModelError that names `field`, also for weights
+    that nothing reads and that begin with one of `heads`."""
     config = read_config(path, field)
     _check_layers(kind, config, path, field)
     options: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -207,13 +220,18 @@ def _without_weights(kind: Any, path: str | Path, field: str) -> PreTrainedModel
         else:
             with torch.device("meta"):
                 model = kind.from_config(config)
-            found = {"missing_keys": (), "mismatched_keys": ()}
+            found = {"missing_keys": (), "mismatched_keys": (), "unexpected_keys": ()}
     except Exception as error:  # whatever a model's class raises for a wrong number, or for a folder without weights
         raise ModelError(f"{field} {path}: cannot be loaded: {first_line(error)}") from error
     wrong = [f"{name} is {list(have)}, not {list(want)}" for name, have, want in sorted(found["mismatched_keys"])]
     wrong += [f"{name} is missing" for name in sorted(found["missing_keys"])]  # transformers would leave it random
     if wrong:
         raise ModelError(f"{field} {path}: {len(wrong)} weights are not those of config.json, such as: {wrong[0]}")
+    if lost := sorted(name for name in found["unexpected_keys"] if name.startswith(heads)):
+        raise ModelError(
+            f"{field} {path}: its head {lost[0]} would be lost: only that of a classifier with one label is read; save "
+            "the model as one, or without the head"
+        )
     return model
 
 
@@ -272,10 +290,13 @@ def _check_layers(kind: Any, config: PretrainedConfig, path: str | Path, field: 
 
 def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
     """A model in memory of its own: one that is mapped from its file loses what it learnt when the file is written again."""
+    model: PreTrainedModel
     try:
-        model: PreTrainedModel = kind.from_pretrained(path, disable_mmap=True, **options)
+        model, found = kind.from_pretrained(path, disable_mmap=True, output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"model.path {path}: cannot be loaded as {what}: {first_line(error)}") from error
+        raise ModelError(f"the model {path} cannot be loaded as {what}: {first_line(error)}") from error
+    if missing := sorted(found["missing_keys"]):  # of a name of the hub nobody has looked at the weights before
+        raise ModelError(f"the model {path} has no weight {missing[0]}, which transformers would leave random")
     return model
 
 

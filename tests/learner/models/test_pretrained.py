@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GPT2Config,
+    GPT2ForTokenClassification,
     OPTConfig,
     Qwen2ForSequenceClassification,
     Qwen2ForTokenClassification,
@@ -118,6 +120,8 @@ def reward_model(
     torch.manual_seed(9)
     reward = kind(config)
     torch.nn.init.normal_(reward.score.weight)
+    if reward.score.bias is not None:
+        torch.nn.init.normal_(reward.score.bias)
     reward.save_pretrained(path)
     return reward.eval()
 
@@ -153,9 +157,33 @@ def test_a_critic_whose_weights_have_other_names_is_refused(tiny_model: Callable
         save_file(wrong, file, {"format": "pt"})
         with pytest.raises(ModelError, match=r"learner\.value_path .* weights are not those of config\.json"):
             check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
+    with pytest.raises(ModelError, match=r"no weight score\.weight"):  # of the hub
+        load_value(tmp_path, torch.float32)
     file.unlink()
     with pytest.raises(ModelError, match=r"learner\.value_path .*: cannot be loaded"):
         check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["v_head.summary.weight", "score.weight"])
+def test_a_critic_whose_head_nothing_reads_is_refused(
+    tiny_model: Callable[[bool], Path], tmp_path: Path, name: str
+) -> None:
+    """Saved by TRL's models with a value head, or as a classifier with several labels."""
+    shutil.copytree(tiny_model(True), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(1, 32)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=rf"learner\.value_path .*: its head {name} would be lost"):
+        check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
+
+
+def test_the_head_of_a_critic_may_be_called_classifier(tiny_model: Callable[[bool], Path], tmp_path: Path) -> None:
+    """As of GPT-2's classifier of tokens."""
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, num_labels=1)
+    reward = GPT2ForTokenClassification(config)
+    torch.nn.init.normal_(reward.classifier.weight)
+    reward.save_pretrained(tmp_path)
+    check_trainable(tiny_model(True), lora=False, critic=str(tmp_path))
+    assert load_value(tmp_path, torch.float32).head.weight.tolist() == reward.classifier.weight.tolist()
 
 
 def test_the_head_of_a_bf16_critic_computes_in_fp32(tiny_model: Callable[[bool], Path]) -> None:
