@@ -56,9 +56,9 @@ TUNED = "neither"  # the arm that tries them, for all arms of its part
 PAIRS = (
     ("both", "imitation"), ("imitation", "neither"), ("both", "replay"), ("replay", "neither"), ("neither", "grpo"),
     ("replayed", "ppo"), ("replayed", "dapo"), ("replayed_imitate", "imitate"), ("imitate", "ppo"),
-    ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"), ("checked", "ppo"),
-    ("checked", "replayed"), ("canonical", "replayed"), ("replayed", "paper"),
-    ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
+    ("canonical", "ppo"), ("canonical", "imitate"), ("canonical_imitate", "imitate"),
+    ("canonical_imitate", "canonical"), ("checked", "ppo"), ("checked", "replayed"), ("canonical", "replayed"),
+    ("replayed", "paper"), ("checked_imitate", "imitate"), ("checked_imitate", "ppo"), ("share_eighth", "canonical"),
     ("ppo_fast", "ppo"), ("canonical_fast", "canonical"), ("canonical_fast", "ppo_fast"),
     ("share_half", "canonical"), ("no_discoveries", "canonical"), ("unbounded", "canonical"),
     ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"),
