@@ -14,7 +14,7 @@ from tasks.problems import Item, prompt_digest
 
 def held_out_digests(items: Iterable[Item], rows: Iterable[Item]) -> frozenset[str]:
     """Digests of the prompts of held-out `items`, also in their templates, and of their questions without system
-    messages. `rows`: what tells questions from instructions, the data set and what is held out of it."""
+    messages. `rows`: those to train on and those held out, which tell questions from instructions."""
     instructions = _instructions(rows)
     texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
     texts |= {question_of(item.messages) for item in items} - instructions
@@ -22,8 +22,8 @@ def held_out_digests(items: Iterable[Item], rows: Iterable[Item]) -> frozenset[s
 
 
 def _instructions(rows: Iterable[Item]) -> frozenset[str]:
-    """Questions such as "Summarise the text.", of which only the system message says what they are about: it recurs
-    less often than they do."""
+    """Questions such as "Summarise the text." with the text in the system message. They stand under more system
+    messages than any of these has questions."""
     systems, questions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for row in rows:
         if question := question_of(row.messages):

@@ -233,7 +233,7 @@ def _read(kind: TaskKind, config: TaskConfig, seed: int, *, held_out: bool) -> t
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError. Each prompt
-    has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
+    has three: of its text, of the text in the task's template, and of its question without system messages. All
     rows of `eval_path` are included, not only `eval_problems`. Empty without data."""
     digests = frozenset[str]()
     for one in evaluation_sets(config):

@@ -64,7 +64,7 @@ PAIRS = (
     ("canonical_value", "canonical"), ("canonical_uniform", "canonical"), ("rrl", "ppo"),
     ("ppo_kl", "ppo"), ("replayed_kl", "ppo_kl"), ("replayed_imitate", "ppo"),
 )  # fmt: skip
-"""Arms that are compared, the first minus the second. They differ in one thing."""
+"""Arms that are compared, the first minus the second."""
 
 MBPP_FIELDS: Fields = {
     "rollout.max_response_tokens": 256,

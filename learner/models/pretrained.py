@@ -33,7 +33,6 @@ CHUNK_LOGITS = 2**27
 """Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
 _RENAMED = ("minimax_m2", "mixtral", "phimoe")
 """Model types whose experts have other names in transformers than vLLM takes in a broadcast."""
-_NO_SCORE = "has no linear head with one label; name another critic"
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -143,8 +142,7 @@ def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -
         return ValueModel(_load(kind, "the critic's trunk", path, dtype, lora))
     reward = _load(kind, "a reward model", path, dtype, None)
     trunk, score = reward.base_model, _score(reward)
-    if score is None:
-        raise ModelError(f"learner.value_path {path}: {type(reward).__name__} {_NO_SCORE}")
+    assert score is not None  # `check_trainable` has refused the others
     if lora is not None:
         add_adapters(trunk, lora)
     value = ValueModel(trunk)
@@ -203,7 +201,10 @@ def check_trainable(path: str | Path, lora: bool, critic: str = "") -> None:
         kind = critic_class(read_config(critic, "learner.value_path"))
         model = _without_weights(kind, critic, "learner.value_path", heads=("score.", "classifier.", "v_head."))
         if kind is not AutoModel and _score(model) is None:
-            raise ModelError(f"learner.value_path {critic}: {type(model).__name__} {_NO_SCORE}")
+            raise ModelError(
+                f"learner.value_path {critic}: {type(model).__name__} has no linear head with one label; name another "
+                "critic"
+            )
 
 
 def _without_weights(kind: Any, path: str | Path, field: str, heads: tuple[str, ...] = ()) -> PreTrainedModel:
