@@ -176,20 +176,29 @@ class Part:
 
 
 FACTORS = ("both", "imitation", "neither", "replay")
-OWN_ARMS = ("replayed", "checked", "replayed_imitate")
-HARD_ARMS = ("ppo", "canonical", "imitate", *OWN_ARMS, "canonical_imitate", "dapo", "paper")
+MAIN_ARMS = ("ppo", "canonical", "imitate")
+OTHER_ARMS = ("replayed", "checked", "replayed_imitate", "canonical_imitate", "dapo", "paper")
+CHAIN_ARMS = (*MAIN_ARMS, "replayed", "replayed_imitate", "dapo", "paper")
 CODE_ARMS = ("ppo", "canonical", "imitate", "replayed", "ppo_kl", "replayed_kl")
 AFTER_ARMS = ("ppo", "replayed", "imitate", "checked", "checked_imitate")
 DOSES = ("share_eighth", "share_half", "no_discoveries", "unbounded")
 FASTER = ("ppo_fast", "canonical_fast")
 RANKED = ("rrl", "canonical_value", "canonical_uniform")
-FEWER = dict.fromkeys(("dapo", "paper", "replayed_imitate", *DOSES, *FASTER, *RANKED), 3)
+DECIDING_NOTHING = (*OTHER_ARMS, *DOSES, *FASTER, *RANKED)
+FEWER = dict.fromkeys(("dapo", "paper", "replayed_imitate"), 3)
 PARTS: Mapping[str, Part] = {
     "assay": Part("mbpp_smollm2", ("mbpp",), 1, ASSAY_FIELDS, data="mbpp"),
-    "hard": Part("sums_smollm2", (*HARD_ARMS, *DOSES, *FASTER, *RANKED), 12, HARD_FIELDS, 20_000, fewer=FEWER),
-    "few": Part("sums_smollm2", HARD_ARMS, 6, FEW_FIELDS, 10_000, fewer=FEWER),
+    "hard": Part(
+        "sums_smollm2",
+        (*MAIN_ARMS, *DECIDING_NOTHING),
+        12,
+        HARD_FIELDS,
+        20_000,
+        fewer=dict.fromkeys(DECIDING_NOTHING, 3),
+    ),
+    "few": Part("sums_smollm2", (*MAIN_ARMS, *OTHER_ARMS), 6, FEW_FIELDS, 10_000, fewer=FEWER),
     "after": Part("sums_smollm2", AFTER_ARMS, 6, AFTER_FIELDS, 60_000, after=TUNING_SEED),
-    "chain": Part("sums_smollm2", HARD_ARMS, 6, CHAIN_FIELDS, 20_000),
+    "chain": Part("sums_smollm2", CHAIN_ARMS, 6, CHAIN_FIELDS, 20_000, fewer=FEWER),
     "sums": Part(
         "sums_smollm2", (*FACTORS, "grpo"), 6, SUMS_FIELDS, 60_000, tuned=True, fewer={"replay": 3, "grpo": 3}
     ),
