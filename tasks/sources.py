@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.config import Columns
 from core.errors import DataError, first_line
 from core.files import read_whole
 from core.machine import this_machine
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
@@ -82,12 +85,14 @@ def load_rows(path: str, split: str) -> list[Row]:
 def read_rows(path: str, split: str) -> list[Row | BadRow]:
     """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name. If
     a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has
-    no data files, its subdirectories are searched, as in a clone of a hub repository. The split may be a slice. Raises
-    DataError."""
-    place = Path(path).expanduser()
+    no data files, its subdirectories are searched, as in a clone of a hub repository. A directory may also be what
+    `save_to_disk` of `datasets` wrote. The split may be a slice. Raises DataError."""
+    place, name = Path(path).expanduser(), split.partition("[")[0]
     rows: Sequence[Row | BadRow]
-    if place.is_dir():
-        files = _split_files(place, split.partition("[")[0])
+    if (saved := _saved(place, name)) is not None:
+        rows = _sliced(_load_saved(saved), split)
+    elif place.is_dir():
+        files = _split_files(place, name)
         rows = _sliced([row for file in files for row in _load_file(file)], split)
     elif place.exists() or _format(place) in READERS:
         rows = _sliced(_load_file(place), split)
@@ -96,6 +101,29 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
     if not rows:
         raise DataError(f"{path}: the data set is empty; give one with at least one row")
     return list(rows)
+
+
+def _saved(folder: Path, split: str) -> Path | None:
+    """The folder of a split that `save_to_disk` wrote, of a `DatasetDict` or of a `Dataset`; None for other folders."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(file.parent.name for file in folder.glob("*/state.json"))
+        if split not in splits:
+            raise DataError(
+                f"{folder}: no split {split!r} among {', '.join(splits) or 'none'}; set task.split or task.eval_split"
+            )
+        folder /= split
+    return folder if all((folder / name).is_file() for name in ("state.json", "dataset_info.json")) else None
+
+
+def _load_saved(folder: Path) -> list[Row]:
+    import datasets
+
+    try:
+        return _table_rows(datasets.load_from_disk(str(folder)).data.table)
+    except Exception as error:  # damaged JSON, Arrow, a column of a kind that is not installed
+        raise DataError(
+            f"{folder}: cannot be read as save_to_disk wrote it ({first_line(error)}); save it again, or as Parquet"
+        ) from None
 
 
 def _sliced(rows: Sequence[Row | BadRow], split: str) -> Sequence[Row | BadRow]:
@@ -306,14 +334,19 @@ def _read_parquet(file: Path) -> list[Row]:
 
     with file.open("rb") as handle:
         try:
-            table = pyarrow.parquet.read_table(handle)
-            for at, field in enumerate(table.schema):
-                if pyarrow.types.is_float32(field.type):  # by way of text: 0.1, not 0.10000000149
-                    texts = table[at].cast(pyarrow.string())
-                    table = table.set_column(at, field.name, texts.cast(pyarrow.float64()))
-            rows: list[Row] = table.to_pylist()
+            return _table_rows(pyarrow.parquet.read_table(handle))
         except (pyarrow.ArrowException, ValueError) as error:  # damaged text is a UnicodeDecodeError
             raise DataError(f"{file}: not a readable Parquet file ({first_line(error)}); restore it") from None
+
+
+def _table_rows(table: "pyarrow.Table") -> list[Row]:
+    import pyarrow
+
+    for at, field in enumerate(table.schema):
+        if pyarrow.types.is_float32(field.type):  # by way of text: 0.1, not 0.10000000149
+            texts = table[at].cast(pyarrow.string())
+            table = table.set_column(at, field.name, texts.cast(pyarrow.float64()))
+    rows: list[Row] = table.to_pylist()
     return rows
 
 

@@ -210,6 +210,20 @@ def test_a_subset_of_the_hub_may_be_a_folder_and_a_split_a_slice(
     assert _load_hub(f"{tmp_path / 'hh'}:helpful-base", "train") == ROWS[1:]
 
 
+def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    one, whole, both = Dataset.from_list(ROWS[:1]), Dataset.from_list(ROWS), tmp_path / "both"
+    whole.save_to_disk(tmp_path / "one")
+    DatasetDict(train=whole, test=one).save_to_disk(both)
+    assert load_rows(str(tmp_path / "one"), "train") == load_rows(str(both), "train") == ROWS
+    assert load_rows(str(both), "test") == load_rows(str(both), "train[:1]") == ROWS[:1]
+    assert message(both, "dev") == f"{both}: no split 'dev' among test, train; set task.split or task.eval_split"
+    for file in (both / "train").glob("*.arrow"):
+        file.write_bytes(b"damaged")
+    assert f"{both}/train: cannot be read as save_to_disk wrote it" in message(both)
+
+
 def test_gzipped_lines_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
     file = write_gzip(tmp_path / "train.jsonl.gz", ROWS)
     assert load_rows(str(file), "train") == load_rows(str(tmp_path), "train") == ROWS
