@@ -97,11 +97,13 @@ def model_of(target: Path) -> str:
 
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     """Check a model and load the task, which the caller closes. Raises ModelError, DataError, ConfigError."""
+    from actors.vllm_setup import stop_tokens
     from tasks.kinds import rollout_settings
     from tasks.task import build_task
 
     info = inspect_model(model)
     tokenizer = load_tokenizer(model, config.model.template_date)
+    stop_tokens(model)  # the engines need them
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
     check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)
