@@ -27,6 +27,7 @@ from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
 from monitor.trackers import open_trackers
 from replay.store.snapshot import read_manifest
+from tasks.sampling import read_cursor
 from trainer import build, checkpoint
 from trainer.evaluation.files import lacks_evaluation
 from trainer.local import single_process
@@ -123,7 +124,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
     stop, done, before = Interruption(), False, load_config(run.config)
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
     with stop.handled(), open_log(run):
-        with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
+        with suppress(KeyboardInterrupt), _open_session(config, run, resumed, local, watchers) as session:
             done = run_session(session, resumed, stop)
         if not done and not run.has_results():
             print(f"interrupted before the first iteration of {run.path} ended: start it again", file=sys.stderr)
@@ -177,7 +178,9 @@ def check_changes(before: Config, after: Config) -> None:
 
 
 @contextmanager
-def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink]) -> Iterator[Session]:
+def _open_session(
+    config: Config, run: RunDirectory, resumed: Path | None, local: bool, watchers: Sequence[MetricSink]
+) -> Iterator[Session]:
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     recipe, config = config, single_process(config) if local else config
@@ -192,6 +195,8 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         check_trainable(model_path, bool(config.learner.lora_rank), value_path)
         model = stack.enter_context(build.open_task(config, model_path))
         chosen = model.config
+        if resumed is not None:
+            read_cursor(resumed / "sources" / "fresh", model.task.fingerprint)  # refuses other problems
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])

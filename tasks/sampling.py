@@ -149,6 +149,17 @@ def problem_sampler(
     return MixedSampler({label: kind(part, derive(seed, label)) for label, part in parts.items()}, weights)
 
 
+def read_cursor(folder: Path, fingerprint: str) -> dict[str, Any]:
+    """The cursor that `Fresh.save` wrote. Raises CheckpointError if it belongs to other problems."""
+    saved: dict[str, Any] = json.loads((folder / CURSOR).read_text(encoding="utf-8"))
+    if saved.get(PROBLEMS, fingerprint) != fingerprint:  # checkpoints of earlier code have none
+        raise CheckpointError(
+            f"{folder}: its training problems are not those of this run; resume with the data, tokenizer, "
+            "environment and rollout.max_prompt_tokens that it began with, or start a new run"
+        )
+    return saved
+
+
 class Fresh(StartSource):
     """The roots of problems that a sampler draws."""
 
@@ -174,11 +185,5 @@ class Fresh(StartSource):
 
     def restore(self, folder: Path | None) -> None:
         """See `StartSource`. Raises CheckpointError for a cursor of other problems."""
-        saved = self._new if folder is None else json.loads((folder / CURSOR).read_text(encoding="utf-8"))
-        if saved.get(PROBLEMS, self._fingerprint) != self._fingerprint:  # checkpoints of earlier code have none
-            raise CheckpointError(
-                f"{folder}: its training problems are not those of this run; resume with the data, tokenizer, "
-                "environment and rollout.max_prompt_tokens that it began with, or start a new run"
-            )
-        self._sampler.restore(saved)
+        self._sampler.restore(self._new if folder is None else read_cursor(folder, self._fingerprint))
         self._before = None

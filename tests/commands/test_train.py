@@ -22,7 +22,9 @@ from core.load import FIELDS, dump_config, load_config, override
 from core.run_directory import RunDirectory
 from replay.store.snapshot import FORMAT, MANIFEST
 from tasks.kinds import check_trained, task_items
+from tasks.sampling import CURSOR, PROBLEMS
 from tests.trainer.examples import iteration
+from tests.trainer.model.test_files import text_recipe
 from trainer.checkpoint import RunProgress, write_digests
 from trainer.metrics import JsonlSink
 from trainer.model.files import model_of, run_of
@@ -150,6 +152,23 @@ def test_a_resumed_run_keeps_changed_fields(
     with commands._open_outputs(config, kept, run, True, (), 10):
         assert load_config(run.config) == kept
     assert resumed == run.checkpoints / "000010"
+
+
+def test_a_resume_on_other_problems_ends_before_the_engines_start(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.build.opened", lambda *_, **__: pytest.fail("engines were started"))
+    config = text_recipe(tmp_path, [{"question": f"{i}+0?", "answer": f"#### {i}"} for i in range(9)])
+    fresh = run.checkpoints / "000010" / "sources" / "fresh"
+    fresh.mkdir(parents=True)
+    (fresh / CURSOR).write_text(json.dumps({PROBLEMS: "of other rows"}))
+    before = sorted(run.path.iterdir())
+    with (
+        pytest.raises(CheckpointError, match="its training problems are not those of this run"),
+        commands._open_session(config, run, run.checkpoints / "000010", True, ()),
+    ):
+        pass
+    assert sorted(run.path.iterdir()) == before  # such as the list of its problems
 
 
 def test_options_of_a_resume_by_uri_change_the_configuration_that_is_there(
