@@ -17,15 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.config import Columns
 from core.errors import DataError, first_line
 from core.files import read_whole
 from core.machine import this_machine
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Row = Mapping[str, Any]
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
@@ -104,14 +101,15 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
 
 
 def _saved(folder: Path, split: str) -> Path | None:
-    """The folder of a split that `save_to_disk` wrote, of a `DatasetDict` or of a `Dataset`; None for other folders."""
+    """The folder of the split, if `save_to_disk` of a `Dataset` or a `DatasetDict` wrote this one; else None. A single
+    `Dataset` is read whatever the split is called, as a single file is. Raises DataError."""
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(file.parent.name for file in folder.glob("*/state.json"))
         if split not in splits:
             raise DataError(
                 f"{folder}: no split {split!r} among {', '.join(splits) or 'none'}; set task.split or task.eval_split"
             )
-        folder /= split
+        return folder / split
     return folder if all((folder / name).is_file() for name in ("state.json", "dataset_info.json")) else None
 
 
@@ -119,10 +117,10 @@ def _load_saved(folder: Path) -> list[Row]:
     import datasets
 
     try:
-        return _table_rows(datasets.load_from_disk(str(folder)).data.table)
-    except Exception as error:  # damaged JSON, Arrow, a column of a kind that is not installed
+        return list(datasets.load_from_disk(str(folder)).with_format(None))
+    except Exception as error:  # many unrelated types: of JSON, of Arrow, of a library that decodes a column
         raise DataError(
-            f"{folder}: cannot be read as save_to_disk wrote it ({first_line(error)}); save it again, or as Parquet"
+            f"{folder}: cannot be read as what save_to_disk writes ({first_line(error)}); save it again, or as Parquet"
         ) from None
 
 
@@ -334,19 +332,14 @@ def _read_parquet(file: Path) -> list[Row]:
 
     with file.open("rb") as handle:
         try:
-            return _table_rows(pyarrow.parquet.read_table(handle))
+            table = pyarrow.parquet.read_table(handle)
+            for at, field in enumerate(table.schema):
+                if pyarrow.types.is_float32(field.type):  # by way of text: 0.1, not 0.10000000149
+                    texts = table[at].cast(pyarrow.string())
+                    table = table.set_column(at, field.name, texts.cast(pyarrow.float64()))
+            rows: list[Row] = table.to_pylist()
         except (pyarrow.ArrowException, ValueError) as error:  # damaged text is a UnicodeDecodeError
             raise DataError(f"{file}: not a readable Parquet file ({first_line(error)}); restore it") from None
-
-
-def _table_rows(table: "pyarrow.Table") -> list[Row]:
-    import pyarrow
-
-    for at, field in enumerate(table.schema):
-        if pyarrow.types.is_float32(field.type):  # by way of text: 0.1, not 0.10000000149
-            texts = table[at].cast(pyarrow.string())
-            table = table.set_column(at, field.name, texts.cast(pyarrow.float64()))
-    rows: list[Row] = table.to_pylist()
     return rows
 
 

@@ -213,6 +213,9 @@ def test_a_subset_of_the_hub_may_be_a_folder_and_a_split_a_slice(
 def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
+    mixed = [{"messages": [{"content": 1}, {"content": "x"}]}]  # a column of JSON, which has to be decoded
+    Dataset.from_list(mixed, on_mixed_types="use_json").save_to_disk(tmp_path / "mixed")
+    assert load_rows(str(tmp_path / "mixed"), "train") == mixed
     one, whole, both = Dataset.from_list(ROWS[:1]), Dataset.from_list(ROWS), tmp_path / "both"
     whole.save_to_disk(tmp_path / "one")
     DatasetDict(train=whole, test=one).save_to_disk(both)
@@ -221,7 +224,7 @@ def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
     assert message(both, "dev") == f"{both}: no split 'dev' among test, train; set task.split or task.eval_split"
     for file in (both / "train").glob("*.arrow"):
         file.write_bytes(b"damaged")
-    assert f"{both}/train: cannot be read as save_to_disk wrote it" in message(both)
+    assert f"{both}/train: cannot be read as what save_to_disk writes" in message(both)
 
 
 def test_gzipped_lines_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
