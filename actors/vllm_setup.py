@@ -43,8 +43,8 @@ def stop_tokens(model_path: str) -> list[int]:
     for source in (GenerationConfig, AutoConfig, *tokenizers):
         try:
             ids = source.from_pretrained(model_path).eos_token_id
-        except (OSError, ValueError) as error:  # a checkpoint need not have a generation config
-            if isinstance(error, OSError) and source is GenerationConfig and generation.is_file():
+        except (OSError, ValueError, TypeError) as error:  # a checkpoint need not have a generation config
+            if not isinstance(error, ValueError) and source is GenerationConfig and generation.is_file():
                 raise ModelError(f"{generation}: {first_line(error)}") from None
             continue
         found = ids if isinstance(ids, list) else [] if ids is None else [ids]

@@ -103,7 +103,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
 
     info = inspect_model(model)
     tokenizer = load_tokenizer(model, config.model.template_date)
-    stop_tokens(model)  # the engines need them
+    stop_tokens(model)  # the engines need them; raises ModelError
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
     check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)

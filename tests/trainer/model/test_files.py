@@ -153,9 +153,10 @@ def test_check_shows_the_first_prompt_as_the_model_reads_it(tmp_path: Path) -> N
 def test_end_tokens_that_no_engine_can_read_are_named_before_one_starts(tmp_path: Path) -> None:
     config = text_recipe(tmp_path, [{"question": f"{i}+0?", "answer": f"#### {i}"} for i in range(4)])
     file = Path(config.model.path) / "generation_config.json"
-    file.write_text("[")
-    with pytest.raises(ModelError, match=file.name):
-        check_model_and_data(config)
+    for text in ("[", "[]", "3"):
+        file.write_text(text)
+        with pytest.raises(ModelError, match=file.name):
+            check_model_and_data(config)
 
 
 def test_a_run_keeps_the_date_of_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
