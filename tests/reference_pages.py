@@ -42,7 +42,7 @@ For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a b
 | `replay.ratio` 0.25, `replay.bounded` true, `replay.discoveries` 16 | on few hard sums no cost, and no gain without solutions ([method.md](method.md#defaults)) |
 | `replay.imitated` 0, `algorithm.positive_coefficient` 0 | no sure gain of held-out success with a pretrained model, and they take time ([method.md](method.md#defaults)) |
 | `replay.exclude_wrong` false | on few hard sums -0.4 (-1.7 to 1.0) points from PPO (`checked`, three seed indices); undecided on sums (0.2 points, -4.2 to 4.7, over both; six, commit 736e15c) |
-| `replay.canonical` false | a gain on hard sums, less than that of supervised training; none on programs ([method.md](method.md#defaults)) |
+| `replay.canonical` false | a gain on hard sums, less than that of supervised training; none shown on programs ([method.md](method.md#defaults)) |
 | the other `replay.*` | [method.md](method.md#defaults) |
 """
 
